@@ -1,0 +1,123 @@
+"""The one sequence that answers incidents: decide, plan, carry out, complete.
+
+The flows run it through Prefect tasks; with Prefect out of reach the same sequence runs as plain functions.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Coroutine
+from typing import Any, Protocol
+
+from prefect import Task
+
+from tasks.events import CLOSED, emit_incident
+from tasks.health import report_failure
+from tasks.planning import complete, decide_plan
+from tasks.reporting import report_recovery
+from tasks.services import services
+from tasks.transition import carry_out
+from unicron_lib.domain.actions import Continue, Respond, Rest, Wait
+from unicron_lib.domain.cluster import ClusterState, IncidentStatus, PlanState
+from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
+from unicron_lib.domain.plans import STEP_ORDER, Step
+from unicron_lib.domain.recovery import decide
+from unicron_lib.errors import IllegalTransition
+
+LOOK_AGAIN_S = 0.25
+
+
+class Call(Protocol):
+    """How a task's function is called."""
+
+    async def __call__(self, task: Task[Any, Coroutine[Any, Any, Any]], *args: object) -> Any:
+        """Call it with `args`."""
+        ...
+
+
+async def as_task(task: Task[Any, Coroutine[Any, Any, Any]], *args: object) -> Any:
+    """As a task run that the UI shows."""
+    return await task(*args)
+
+
+async def plain(task: Task[Any, Coroutine[Any, Any, Any]], *args: object) -> Any:
+    """As the function that it is, without Prefect."""
+    return await task.fn(*args)
+
+
+async def respond(call: Call, *, incident: str | None = None) -> None:
+    """Work until `incident` is over, or with None until nothing is open."""
+    while True:
+        state = await _refresh()
+        if incident is not None and _is_over(state, incident):
+            return
+        match decide(state, time.time()):
+            case Rest():
+                return
+            case Wait(until=until):
+                await asyncio.sleep(min(max(until - time.time(), 0.01), LOOK_AGAIN_S))
+            case Continue(plan=plan):
+                await _carry_out_plan(call, state.plans[plan])
+            case Respond() as answer:
+                await _plan(call, answer)
+
+
+def _is_over(state: ClusterState, incident: str) -> bool:
+    found = state.incidents.get(incident)
+    return found is None or found.status in {IncidentStatus.CLOSED, IncidentStatus.MERGED}
+
+
+async def _refresh() -> ClusterState:
+    return await asyncio.to_thread(services().journal.refresh)
+
+
+async def _plan(call: Call, answer: Respond) -> None:
+    try:
+        await call(decide_plan, answer)
+    except IllegalTransition:
+        await asyncio.sleep(LOOK_AGAIN_S)  # another process planned at the same moment: its plan holds
+
+
+async def _carry_out_plan(call: Call, progress: PlanState) -> None:
+    plan = progress.plan
+    for kind in STEP_ORDER:
+        todo = [step for step in plan.steps if step.kind is kind and step.id not in progress.results]
+        outcome = await _unless_superseded(plan.id, [call(carry_out, plan, step) for step in todo])
+        if outcome is None:
+            return
+        failed = [(step, error) for step, error in zip(todo, outcome, strict=True) if isinstance(error, Exception)]
+        for step, error in failed:
+            await report_failure(_failure_of(step, error))
+        if failed:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            return
+    await call(complete, plan.id)
+    state = await _refresh()
+    for name in plan.incidents:
+        await emit_incident(CLOSED, state.incidents[name])
+    await report_recovery(state, state.plans[plan.id])
+
+
+async def _unless_superseded(plan: str, calls: list[Awaitable[object]]) -> list[object] | None:
+    """The results (or exceptions) of `calls`; None, with them cancelled, as soon as something newer overrides the plan."""
+    work = asyncio.gather(*calls, return_exceptions=True)
+    while True:
+        done, _ = await asyncio.wait({work}, timeout=LOOK_AGAIN_S)
+        if done:
+            return work.result()
+        action = decide(await _refresh(), time.time())
+        if not isinstance(action, Continue) or action.plan != plan:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            return None
+
+
+def _failure_of(step: Step, error: Exception) -> Failure:
+    return Failure(
+        id=f"step/{step.id}",
+        kind=ErrorKind.OTHER,
+        method=DetectionMethod.PROCESS,
+        seen_at=time.time(),
+        job=step.job,
+        generation=step.generation,
+        evidence=f"{step.kind} failed: {error}",
+    )

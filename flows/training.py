@@ -1,0 +1,136 @@
+"""`train`: the long-lived run of one job. It watches the job's health; the training itself does not depend on it."""
+
+import asyncio
+import time
+
+from prefect import flow, get_run_logger
+from prefect.runtime import flow_run
+
+from tasks.health import publish, report_failure, report_task
+from tasks.reporting import report_progress
+from tasks.services import services
+from unicron_lib.detection.stall import Pace
+from unicron_lib.domain.cluster import ClusterState
+from unicron_lib.domain.events import JobCancelled, JobSubmitted
+from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
+from unicron_lib.domain.jobs import ENDED, JobSpec, JobState, JobStatus
+from unicron_lib.errors import ControllerError, UnicronError, UserError
+
+LOOK_S = 0.5
+
+
+class JobFailed(UnicronError):
+    """The job was stopped for a reason that no restart cures."""
+
+
+@flow(name="train", flow_run_name="train {job.job}", description="One training job, from its submission to its end.")
+async def train(job: JobSpec) -> str:
+    """Submit `job` (or adopt it if it already runs), watch its health, and return how it ended.
+
+    Raises UserError if another job has the name, JobFailed if the job was stopped.
+    """
+    await _submit(job, submission=str(flow_run.id or f"local-{time.time_ns()}"))
+    watchers = [asyncio.create_task(watch(job.job)) for watch in (_watch_ranks, _watch_pace, _watch_progress)]
+    try:
+        ended = await _wait_for_end(job.job)
+    except asyncio.CancelledError:
+        await _cancel_if_asked(job.job)
+        raise
+    finally:
+        for watcher in watchers:
+            watcher.cancel()
+        await asyncio.gather(*watchers, return_exceptions=True)
+    if ended.status is JobStatus.FAILED:
+        raise JobFailed(ended.reason)
+    return f"{ended.status}: {ended.reason}"
+
+
+async def _refresh() -> ClusterState:
+    return await asyncio.to_thread(services().journal.refresh)
+
+
+async def _submit(job: JobSpec, submission: str) -> None:
+    present = (await _refresh()).jobs.get(job.job)
+    if present is None or present.status in ENDED:
+        event = JobSubmitted(id=f"submitted/{job.job}/{submission}", at=time.time(), submission=submission, spec=job)
+        await publish(event)
+    elif present.spec != job:
+        raise UserError(f"the name {job.job} is taken by a job that is {present.status}: cancel it or choose another name")
+    else:
+        get_run_logger().info("%s is %s already: this run watches it", job.job, present.status)
+
+
+async def _wait_for_end(name: str) -> JobState:
+    while True:
+        job = (await _refresh()).jobs[name]
+        if job.status in ENDED:
+            return job
+        await asyncio.sleep(LOOK_S)
+
+
+async def _cancel_if_asked(name: str) -> None:
+    """A cancelled run cancels its job; a run that merely loses its worker does not."""
+    from prefect import get_client
+
+    async with get_client() as client:
+        run = await client.read_flow_run(flow_run.id)
+    if run.state is not None and run.state.is_cancelling():
+        job = (await _refresh()).jobs[name]
+        await publish(
+            JobCancelled(id=f"cancelled/{name}/{job.submission}", at=time.time(), job=name, submission=job.submission)
+        )
+
+
+async def _watch_ranks(name: str) -> None:
+    """Node, process and exception health: what agents and controller observed of this job."""
+    while True:
+        try:
+            for observation in await services().controller.observations(job=name, wait_s=10.0):
+                incident = await report_task(observation)
+                get_run_logger().warning("%s at %s: incident %s", observation.body.type, observation.node, incident)
+        except ControllerError:
+            await asyncio.sleep(LOOK_S)
+
+
+async def _watch_pace(name: str) -> None:
+    """Iteration-time health: a job that runs but makes no iterations hangs."""
+    pace = Pace()
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
+            live = (await services().live()).get(name)
+        except ControllerError:
+            pace = Pace()  # blind is not stalled
+            continue
+        job = (await _refresh()).jobs[name]
+        if live is None or job.pending is not None or live.generation != job.generation:
+            continue
+        pace.observe(live.generation, live.iteration, live.iteration_s, time.monotonic())
+        silent_s = pace.stalled_for(time.monotonic())
+        if silent_s is not None:
+            await report_failure(_stall(name, live.generation, live.iteration, silent_s))
+
+
+def _stall(name: str, generation: int, iteration: int, silent_s: float) -> Failure:
+    return Failure(
+        id=f"hang/{name}/{generation}/{iteration}",
+        kind=ErrorKind.TASK_HANG,
+        method=DetectionMethod.STATISTICS,
+        seen_at=time.time(),
+        job=name,
+        generation=generation,
+        iteration=iteration,
+        evidence=f"no iteration for {silent_s:.1f} s after iteration {iteration}, although all ranks are alive",
+    )
+
+
+async def _watch_progress(name: str) -> None:
+    """A progress bar on the run's page."""
+    while True:
+        try:
+            live = (await services().live()).get(name)
+            job = (await _refresh()).jobs[name]
+            await report_progress(job, live)
+        except ControllerError:
+            pass
+        await asyncio.sleep(5)

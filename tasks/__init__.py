@@ -1,0 +1,1 @@
+"""One side effect each: the Prefect tasks."""

@@ -1,0 +1,67 @@
+"""Turn what agents observed into journalled failures: classify, journal, then tell Prefect, then acknowledge."""
+
+import asyncio
+import time
+
+from prefect import task
+
+from tasks.events import OPENED, UPDATED, emit_incident
+from tasks.services import services
+from unicron_lib.agent.messages import Observation, RankFinished
+from unicron_lib.detection.classify import classify
+from unicron_lib.domain.cluster import ClusterState, Incident
+from unicron_lib.domain.events import Event, FailureDetected, JobFinished
+from unicron_lib.domain.failures import Failure
+from unicron_lib.domain.journal import incident_id
+
+
+async def report(observation: Observation) -> str | None:
+    """Journal what `observation` means; the id of the incident that it belongs to, if any.
+
+    May run twice and in two processes: the journal takes each observation once, and it is acknowledged only then.
+    """
+    event = _event_of(observation)
+    incident = await publish(event) if event else None
+    await services().controller.acknowledge([observation.id])
+    return incident.id if incident else None
+
+
+@task(name="report", task_run_name="{observation.body.type} on {observation.node}")
+async def report_task(observation: Observation) -> str | None:
+    """`report`, as a task run in the Prefect UI."""
+    return await report(observation)
+
+
+async def report_failure(failure: Failure) -> str | None:
+    """Journal a failure that no agent reported, such as a stall; the id of its incident."""
+    incident = await publish(FailureDetected(id=failure.id, at=time.time(), failure=failure))
+    return incident.id if incident else None
+
+
+async def publish(event: Event) -> Incident | None:
+    """Journal `event` and emit what it did to the incidents; the incident that it opened or joined."""
+    journal = services().journal
+    before = (await asyncio.to_thread(journal.refresh)).incidents
+    await asyncio.to_thread(journal.append, event)
+    incident = _incident_of(journal.state, event)
+    if incident is not None:
+        await emit_incident(UPDATED if incident.id in before else OPENED, incident)
+    return incident
+
+
+def _event_of(observation: Observation) -> Event | None:
+    body = observation.body
+    if isinstance(body, RankFinished):
+        if body.rank != 0:
+            return None
+        done = f"finished/{body.job}/{body.generation}"
+        return JobFinished(id=done, at=time.time(), job=body.job, generation=body.generation, iteration=body.iteration)
+    failure = classify(observation)
+    return FailureDetected(id=failure.id, at=time.time(), failure=failure) if failure else None
+
+
+def _incident_of(state: ClusterState, event: Event) -> Incident | None:
+    if isinstance(event, FailureDetected):
+        known = (i for i in state.open_incidents if any(f.id == event.failure.id for f in i.failures))
+        return next(known, None)
+    return state.incidents.get(incident_id(event.id))

@@ -1,0 +1,49 @@
+"""Make a plan for what is open and journal it."""
+
+import asyncio
+import time
+
+from prefect import task
+
+from tasks.services import services
+from unicron_lib.domain.actions import Respond
+from unicron_lib.domain.events import PlanDecided, RecoveryCompleted
+from unicron_lib.domain.plans import Plan
+from unicron_lib.errors import ControllerError
+from unicron_lib.planning.planner import make_plan
+
+
+@task(name="plan", task_run_name="plan {respond.kind}", persist_result=True)
+async def decide_plan(respond: Respond) -> Plan:
+    """The plan that answers `respond`, journalled. Raises IllegalTransition if another plan got there first."""
+    found = services()
+    state = await asyncio.to_thread(found.journal.refresh)
+    plan = await asyncio.to_thread(
+        make_plan,
+        state,
+        respond,
+        measured=await _measured(),
+        mtbf_gpu_s=found.settings.mtbf_gpu_s,
+        granularity_gpus=found.settings.granularity_gpus or None,
+        time_limit_s=found.settings.solve_limit_s,
+        timer=time.perf_counter,
+    )
+    decided = PlanDecided(id=plan.id, at=time.time(), plan=plan, supersedes=respond.supersedes)
+    await asyncio.to_thread(found.journal.append, decided)
+    return plan
+
+
+@task(name="complete", task_run_name="complete {plan}", persist_result=True)
+async def complete(plan: str) -> None:
+    """Journal that all steps of `plan` are done: its incidents are closed."""
+    done = RecoveryCompleted(id=f"done/{plan}", at=time.time(), plan=plan)
+    await asyncio.to_thread(services().journal.append, done)
+
+
+async def _measured() -> dict[str, dict[int, float]]:
+    """FLOP/s by number of GPUs that the jobs themselves measured; nothing if the controller is away."""
+    try:
+        progress = await services().live()
+    except ControllerError:
+        return {}
+    return {job: dict(live.measured_flops) for job, live in progress.items()}

@@ -1,0 +1,211 @@
+"""The steps of a transition. Each may run twice, in two processes, and may die between any two lines.
+
+A step's id is the key of its effect: agents answer a repeated step with the first answer, and the journal takes its
+completion once.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+from prefect import task
+
+from tasks.services import services
+from unicron_lib.agent.messages import Command, DrainRanks, LaunchRanks, OpenRendezvous, Reply, SaveReplica, StopRanks
+from unicron_lib.checkpointing.repository import CheckpointRepository
+from unicron_lib.domain.cluster import NodeStatus
+from unicron_lib.domain.events import Scalar, StepCompleted
+from unicron_lib.domain.jobs import ENDED
+from unicron_lib.domain.plans import Plan, Step, StepKind
+from unicron_lib.errors import ControllerError, UnicronError
+
+Result = Mapping[str, Scalar]
+REACHABLE = frozenset({NodeStatus.READY, NodeStatus.SUSPECT, NodeStatus.QUARANTINED})
+
+
+class StepFailed(UnicronError):
+    """A step could not have its effect: one sentence why."""
+
+
+@task(name="step", task_run_name="{step.kind} {step.job}", persist_result=True)
+async def carry_out(plan: Plan, step: Step) -> Result:
+    """Carry out one step and journal it; its result is what later steps need. Raises StepFailed."""
+    result = await _EFFECTS[step.kind](plan, step)
+    done = StepCompleted(id=step.id, at=time.time(), plan=plan.id, result=result)
+    await asyncio.to_thread(services().journal.append, done)
+    return result
+
+
+async def _drain(_plan: Plan, step: Step) -> Result:
+    """Let the ranks stop with their work saved: together at an iteration's end, else one survivor saves its replica."""
+    deadline_s = services().settings.drain_s
+
+    async def ask(node: str) -> list[dict[str, Scalar]]:
+        command = DrainRanks(step=f"{step.id}/{node}", job=step.job, below_generation=step.generation, deadline_s=deadline_s)
+        reply = await _send_unless_gone(node, command, timeout_s=deadline_s + 5)
+        found = reply.result["ranks"] if reply else []
+        assert isinstance(found, list)
+        return [{**rank, "node": node} for rank in found]
+
+    ranks = [rank for found in await asyncio.gather(*map(ask, step.nodes)) for rank in found]
+    drained = [rank for rank in ranks if rank["state"] == "drained" and rank["manifest"]]
+    parked = [rank for rank in ranks if rank["state"] == "parked"]
+    saved = max(drained, key=_iteration, default=None)
+    survivor = max(parked, key=lambda rank: (_iteration(rank), -int(rank["rank"] or 0)), default=None)
+    if survivor and (saved is None or _iteration(survivor) > _iteration(saved)):
+        return await _save_replica(step, survivor)
+    if saved:
+        return {"source": "drained", "iteration": saved["iteration"], "manifest": saved["manifest"]}
+    return {"source": "none", "iteration": None, "manifest": None}
+
+
+def _iteration(rank: Mapping[str, Scalar]) -> int:
+    return int(rank["iteration"] if rank["iteration"] is not None else -1)
+
+
+async def _save_replica(step: Step, survivor: Mapping[str, Scalar]) -> Result:
+    command = SaveReplica(
+        step=f"{step.id}/save",
+        job=step.job,
+        generation=int(survivor["generation"] or 0),
+        rank=int(survivor["rank"] or 0),
+        deadline_s=services().settings.command_s,
+    )
+    node = str(survivor["node"])
+    reply = await _send_unless_gone(node, command, timeout_s=command.deadline_s + 5)
+    if reply is None or not reply.ok:
+        return {"source": "none", "iteration": None, "manifest": None}
+    source = f"replica of rank {command.rank} at {node}"
+    return {"source": source, "iteration": _scalar(reply, "iteration"), "manifest": _scalar(reply, "manifest")}
+
+
+async def _stop(_plan: Plan, step: Step) -> Result:
+    """End whatever is left of older generations; from here on their agents refuse them."""
+
+    async def stop(node: str) -> int:
+        command = StopRanks(step=f"{step.id}/{node}", job=step.job, below_generation=step.generation, grace_s=2.0)
+        reply = await _send_unless_gone(node, command, timeout_s=services().settings.command_s)
+        return int(_scalar(reply, "stopped") or 0) if reply else 0
+
+    return {"stopped": sum(await asyncio.gather(*map(stop, step.nodes)))}
+
+
+async def _restore(_plan: Plan, step: Step) -> Result:
+    """Fence older generations off the store, then choose the newest complete checkpoint."""
+
+    def choose() -> Result:
+        repository = CheckpointRepository(services().store, step.job)
+        repository.fence(step.generation)
+        newest, skipped = repository.newest_complete()
+        return {
+            "manifest": newest.key if newest else None,
+            "iteration": newest.iteration if newest else -1,
+            "skipped": "; ".join(skipped),
+        }
+
+    return await asyncio.to_thread(choose)
+
+
+async def _launch(plan: Plan, step: Step) -> Result:
+    """Start the generation's rendezvous store beside its first rank, then all its ranks."""
+    assignment = plan.assignment_of(step.job)
+    assert assignment is not None
+    state = await asyncio.to_thread(services().journal.refresh)
+    restored = _result_of(plan, step.job, StepKind.RESTORE)
+    rendezvous = OpenRendezvous(step=f"{step.id}/rendezvous", job=step.job, generation=step.generation)
+    opened = await _send(assignment.slots[0].node, rendezvous, timeout_s=services().settings.command_s)
+    manifest = restored.get("manifest")
+    commands = [
+        LaunchRanks(
+            step=f"{step.id}/{node}",
+            job=step.job,
+            generation=step.generation,
+            spec=state.jobs[step.job].spec,
+            layout=assignment.layout,
+            ranks=assignment.ranks_on(node),
+            world_size=assignment.num_gpus,
+            node_rank=node_rank,
+            num_nodes=len(assignment.nodes),
+            master_addr=str(_scalar(opened, "address")),
+            master_port=int(_scalar(opened, "port") or 0),
+            store_url=services().settings.store_url,
+            restore_from=str(manifest) if manifest else None,
+        )
+        for node_rank, node in enumerate(assignment.nodes)
+    ]
+    sends = (_send(n, c, timeout_s=services().settings.command_s) for n, c in zip(assignment.nodes, commands, strict=True))
+    await asyncio.gather(*sends)
+    return {"ranks": assignment.num_gpus, "from": str(manifest) if manifest else "the beginning"}
+
+
+async def _resume(plan: Plan, step: Step) -> Result:
+    """Wait for the first new iteration of every rank."""
+    found = services()
+    assignment = plan.assignment_of(step.job)
+    assert assignment is not None
+    deadline = time.monotonic() + found.settings.first_iteration_s
+    while time.monotonic() < deadline:
+        state = await asyncio.to_thread(found.journal.refresh)
+        if state.jobs[step.job].status in ENDED:
+            return {"ended": True}
+        try:
+            live = await found.controller.job_progress(
+                step.job, generation=step.generation, world_size=assignment.num_gpus, wait_s=2.0
+            )
+        except ControllerError:
+            await asyncio.sleep(0.2)
+            continue
+        if live is not None and live.has_stepped(step.generation, assignment.num_gpus):
+            return {"iteration": live.iteration, "first_iteration_at": live.first_iteration_at}
+    raise StepFailed(f"{step.job} made no iteration within {found.settings.first_iteration_s:.0f} s of its launch")
+
+
+_EFFECTS: Mapping[StepKind, Callable[[Plan, Step], Awaitable[Result]]] = {
+    StepKind.DRAIN: _drain,
+    StepKind.STOP: _stop,
+    StepKind.RESTORE: _restore,
+    StepKind.LAUNCH: _launch,
+    StepKind.RESUME: _resume,
+}
+
+
+def _result_of(plan: Plan, job: str, kind: StepKind) -> Result:
+    results = services().journal.state.plans[plan.id].results
+    return next((results[s.id] for s in plan.steps if s.job == job and s.kind is kind and s.id in results), {})
+
+
+def _scalar(reply: Reply, key: str) -> Scalar:
+    value = reply.result.get(key)
+    assert not isinstance(value, list)
+    return value
+
+
+async def _send_unless_gone(node: str, command: Command, *, timeout_s: float) -> Reply | None:
+    """Like `_send`, but None if the node is lost, and with it all that the command is about."""
+    try:
+        return await _send(node, command, timeout_s=timeout_s)
+    except StepFailed:
+        if await _is_gone(node):
+            return None
+        raise
+
+
+async def _send(node: str, command: Command, *, timeout_s: float) -> Reply:
+    """The agent's answer, through restarts of the controller. Raises StepFailed if there is none or it is no."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            reply = await services().controller.command(node, command, timeout_s=timeout_s)
+            break
+        except ControllerError as error:
+            if time.monotonic() > deadline or await _is_gone(node):
+                raise StepFailed(f"{node} did not answer {command.type} for {command.job}: {error}") from error
+            await asyncio.sleep(0.2)
+    if not reply.ok:
+        raise StepFailed(f"{node} refused {command.type} for {command.job}: {reply.error}")
+    return reply
+
+
+async def _is_gone(node: str) -> bool:
+    state = await asyncio.to_thread(services().journal.refresh)
+    return node not in state.nodes or state.nodes[node].status not in REACHABLE

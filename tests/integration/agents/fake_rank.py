@@ -1,0 +1,144 @@
+"""A rank without torch: speaks the agent's protocol and does what `data_path` of its job asks for."""
+
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+STEP_S = 0.02
+
+
+class Wire:
+    def __init__(self) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(os.environ["UNICRON_AGENT_SOCKET"])
+        self.orders: queue.Queue[str | None] = queue.Queue()
+        self.identity = {
+            "job": os.environ["UNICRON_JOB_ID"],
+            "generation": int(os.environ["UNICRON_GENERATION"]),
+            "rank": int(os.environ["RANK"]),
+        }
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        for line in self.socket.makefile("rb"):
+            self.orders.put(json.loads(line)["order"])
+        self.orders.put(None)
+
+    def say(self, kind: str, **more: object) -> None:
+        self.socket.sendall(json.dumps({"type": kind, **self.identity, **more}).encode() + b"\n")
+
+    def progress(self, iteration: int, loss: float = 1.0) -> None:
+        world_size = int(os.environ["WORLD_SIZE"])
+        self.say(
+            "progress",
+            iteration=iteration,
+            loss=loss,
+            iteration_s=STEP_S,
+            flops=1e9 * world_size,
+            world_size=world_size,
+            at=time.time(),
+        )
+
+    def failed(self, iteration: int, *, parked: bool, message: str = "asked to") -> None:
+        self.say(
+            "rank_failed", iteration=iteration, error_type="RuntimeError", message=message, traceback="...", parked=parked
+        )
+
+
+def main() -> int:
+    spec = json.loads(os.environ["UNICRON_JOB_SPEC"])
+    behaviour = spec["data_path"].removeprefix("fake:")
+    if behaviour == "mute":
+        signal.pause()
+    wire = Wire()
+    wire.say("rank_hello", pid=os.getpid())
+    print("hello from", wire.identity, flush=True)
+    return BEHAVIOURS[behaviour](wire)
+
+
+def step(wire: Wire, iteration: int = 0) -> int:
+    """Do iterations until an order comes."""
+    while True:
+        wire.progress(iteration)
+        try:
+            order = wire.orders.get(timeout=STEP_S)
+        except queue.Empty:
+            iteration += 1
+            continue
+        if order == "drain":
+            wire.say("rank_drained", iteration=iteration, manifest=f"manifest-{iteration}")
+            return 0
+        if order == "nan":
+            wire.progress(iteration + 1, float("nan"))
+            signal.pause()
+        if order == "raise":
+            wire.failed(iteration, parked=False)
+            return 1
+        if order is None:
+            return 1
+
+
+def park(wire: Wire) -> int:
+    """Do one iteration, then behave like a survivor of a collective error."""
+    wire.progress(0)
+    wire.failed(0, parked=True)
+    while True:
+        order = wire.orders.get()
+        if order == "save_replica":
+            wire.say("rank_drained", iteration=0, manifest="manifest-replica")
+        if order in {"quit", None}:
+            return 0
+
+
+def fail_at_once(wire: Wire) -> int:
+    wire.failed(-1, parked=False, message="x" * 200_000)
+    return 1
+
+
+def finish(wire: Wire) -> int:
+    wire.progress(0)
+    wire.say("rank_finished", iteration=0, loss=1.0)
+    return 0
+
+
+def exit_16(wire: Wire) -> int:
+    wire.progress(0)
+    sys.exit(16)
+
+
+def obstinate(wire: Wire) -> int:
+    """Has a child of its own and ignores SIGTERM."""
+    child = os.fork()
+    if child == 0:
+        wire.socket.close()
+        signal.pause()
+    Path(os.environ["UNICRON_RUN_DIR"], "grandchild").write_text(str(child))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    wire.progress(0)
+    while True:
+        signal.pause()
+
+
+BEHAVIOURS = {
+    "step": step,
+    "park": park,
+    "fail": fail_at_once,
+    "finish": finish,
+    "exit16": exit_16,
+    "obstinate": obstinate,
+}
+
+
+def rendezvous() -> None:
+    """A store that only has a port."""
+    listener = socket.create_server((os.environ["MASTER_ADDR"], 0))
+    path = Path(os.environ["UNICRON_PORT_FILE"])
+    path.with_suffix(".new").write_text(json.dumps({"port": listener.getsockname()[1]}))
+    path.with_suffix(".new").rename(path)
+    signal.pause()

@@ -1,0 +1,80 @@
+"""The number of ranks changes nothing but the time: losses, samples and checkpoints stay the same."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter
+
+from unicron_lib.adapters.stores import open_store
+from unicron_lib.agent.messages import Progress, RankDrained, RankFinished
+from unicron_lib.checkpointing.repository import CheckpointRepository
+from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.training.ledger import check_ledger, ledger_directory, read_lineage
+
+
+def tiny(**changes) -> JobSpec:
+    values = {
+        "job": "tiny",
+        "num_layers": 2,
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "seq_length": 32,
+        "global_batch_size": 8,
+        "train_iters": 10,
+        "save_interval": 4,
+        "lr_warmup_iters": 2,
+        "params_dtype": "float64",
+    }
+    return JobSpec(**values | changes)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return reference_losses(tiny(), tmp_path_factory.mktemp("reference"))
+
+
+def reference_losses(spec: JobSpec, directory: Path) -> list[float]:
+    (directory / "spec.json").write_bytes(TypeAdapter(JobSpec).dump_json(spec))
+    command = [sys.executable, "-m", "unicron_lib.training.reference"]
+    subprocess.run([*command, "--spec", directory / "spec.json", "--out", directory / "out.json"], check=True, timeout=120)
+    return json.loads((directory / "out.json").read_text())["losses"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_losses_do_not_depend_on_the_number_of_ranks(ranks, reference: list[float], world_size: int) -> None:
+    spec = tiny()
+    ranks.launch(spec, world_size)
+    for rank in range(world_size):
+        _, finished = ranks.agent.wait(RankFinished, generation=1, rank=rank)
+        assert finished.iteration == 9
+        assert ranks.exit_code("tiny", 1, rank) == 0
+        progress = ranks.agent.all(Progress, generation=1, rank=rank)
+        assert [p.iteration for p in progress] == list(range(10))
+        assert [p.loss for p in progress] == pytest.approx(reference, rel=1e-12)
+    assert check_ledger(ledger_directory(ranks.run_dir, "tiny"), spec) == []
+    manifest, skipped = CheckpointRepository(open_store(ranks.store_url), "tiny").newest_complete()
+    assert (manifest.iteration, manifest.consumed_samples, len(manifest.shards), skipped) == (9, 80, world_size, [])
+
+
+def test_a_drained_job_goes_on_with_another_number_of_ranks(ranks, reference: list[float]) -> None:
+    spec = tiny(pace_s=0.1)
+    restore_from, last = None, -1
+    for generation, world_size in enumerate((2, 3, 1), 1):
+        ranks.launch(spec, world_size, generation=generation, restore_from=restore_from)
+        ranks.agent.wait(Progress, generation=generation, rank=0, when=lambda p, last=last: p.iteration > last + 1)
+        if generation == 3:
+            break
+        ranks.agent.order(generation, world_size - 1, "drain")
+        drained = [ranks.agent.wait(RankDrained, generation=generation, rank=rank)[1] for rank in range(world_size)]
+        assert len({(d.iteration, d.manifest) for d in drained}) == 1
+        assert [ranks.exit_code("tiny", generation, rank) for rank in range(world_size)] == [0] * world_size
+        restore_from, last = drained[0].manifest, drained[0].iteration
+        assert restore_from is not None
+    ranks.agent.wait(RankFinished, generation=3, rank=0)
+    directory = ledger_directory(ranks.run_dir, "tiny")
+    assert check_ledger(directory, spec) == []
+    lineage, _ = read_lineage(directory)
+    assert [entry.loss for entry in lineage.values()] == pytest.approx(reference, rel=1e-12)

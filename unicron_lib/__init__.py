@@ -1,0 +1,1 @@
+"""Unicron: a self-healing workload manager for concurrent LLM training."""

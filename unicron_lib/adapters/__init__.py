@@ -1,0 +1,1 @@
+"""The outside world: S3, directories, NVML, EC2."""

@@ -1,0 +1,72 @@
+"""`python -m unicron_lib.agent`: the daemon of a node."""
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from unicron_lib.agent.access import read_token
+from unicron_lib.agent.daemon import AgentOptions, run_agent
+from unicron_lib.agent.environment import NodeFacts
+from unicron_lib.agent.rendezvous import RENDEZVOUS_TARGET
+from unicron_lib.agent.supervisor import RANK_TARGET
+from unicron_lib.errors import UserError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the agent; 2 for what the user has to correct."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        asyncio.run(run_agent(_agent_options(options)))
+    except UserError as error:
+        print(f"unicron agent: {error}", file=sys.stderr)  # noqa: T201  # the user's answer
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m unicron_lib.agent", description=__doc__)
+    parser.add_argument("--controller", required=True, metavar="URL", help="ws://HOST:PORT/v1/agents")
+    parser.add_argument("--token-file", required=True, type=Path)
+    parser.add_argument("--node", required=True, help="the node's name, unique in the cluster")
+    parser.add_argument("--address", required=True, help="where ranks of other nodes reach this one")
+    parser.add_argument("--num-gpus", required=True, type=int)
+    parser.add_argument("--run-dir", required=True, type=Path, help="for logs, ledgers and error files")
+    parser.add_argument("--interface", help="network device for the ranks' traffic")
+    parser.add_argument("--preload", action="append", metavar="MODULE", help="what the fork server imports ahead")
+    parser.add_argument("--rank-target", default=RANK_TARGET, metavar="MODULE:FUNCTION")
+    parser.add_argument("--rendezvous-target", default=RENDEZVOUS_TARGET, metavar="MODULE:FUNCTION")
+    return parser
+
+
+def _agent_options(options: argparse.Namespace) -> AgentOptions:
+    if options.num_gpus < 0:
+        raise UserError(f"--num-gpus is {options.num_gpus}, it must not be negative")
+    try:
+        options.run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the run directory {options.run_dir}: {error.strerror}; name another one") from None
+    facts = NodeFacts(
+        node=options.node,
+        address=options.address,
+        num_gpus=options.num_gpus,
+        run_dir=options.run_dir.resolve(),
+        interface=options.interface,
+        has_gpus=0 < options.num_gpus <= len(list(Path("/dev").glob("nvidia[0-9]*"))),
+    )
+    preload = options.preload if options.preload is not None else [options.rank_target.partition(":")[0]]
+    return AgentOptions(
+        facts=facts,
+        controller=options.controller,
+        token=read_token(options.token_file),
+        rank_target=options.rank_target,
+        rendezvous_target=options.rendezvous_target,
+        preload=preload,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

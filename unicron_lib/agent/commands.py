@@ -1,0 +1,198 @@
+"""Carries out the controller's commands: each at most once in effect, none for a replaced generation."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections import defaultdict
+from contextlib import suppress
+from typing import assert_never
+
+from unicron_lib.agent.fencing import Fence
+from unicron_lib.agent.memo import StepMemo
+from unicron_lib.agent.messages import (
+    Command,
+    DrainRanks,
+    InjectFault,
+    LaunchRanks,
+    OpenRendezvous,
+    RankOrder,
+    Reply,
+    SaveReplica,
+    StopRanks,
+)
+from unicron_lib.agent.ranks import Phase, Rank
+from unicron_lib.agent.rendezvous import RendezvousStores
+from unicron_lib.agent.supervisor import Supervisor
+from unicron_lib.domain.events import Scalar
+from unicron_lib.errors import AgentError, StaleGeneration, UnicronError
+
+log = logging.getLogger(__name__)
+Result = dict[str, Scalar | list[dict[str, Scalar]]]
+
+
+class Commands:
+    """Answers commands; a step that is asked for again is joined, or answered as before."""
+
+    def __init__(self, *, supervisor: Supervisor, stores: RendezvousStores, fence: Fence | None = None) -> None:
+        self._supervisor = supervisor
+        self._stores = stores
+        self._fence = fence or Fence()
+        self._memo = StepMemo()
+        self._running: dict[str, asyncio.Task[Reply]] = {}
+        self._launching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def answer(self, command: Command) -> Reply:
+        """Carry out `command` unless its step is done or being done; never raises for a refusal."""
+        step = command.step
+        if step not in self._running:
+            self._running[step] = asyncio.create_task(self._answer(command))
+            self._running[step].add_done_callback(lambda _: self._running.pop(step, None))
+        return await asyncio.shield(self._running[step])
+
+    async def _answer(self, command: Command) -> Reply:
+        step = command.step
+        try:
+            self._admit(command)
+            reply = self._memo.recall(step) or Reply(step=step, ok=True, result=await self._carry_out(command))
+        except StaleGeneration as error:
+            return Reply(step=step, ok=False, error=str(error), stale=True)
+        except (UnicronError, OSError) as error:
+            log.warning("step %s failed: %s", step, error)
+            return Reply(step=step, ok=False, error=str(error))
+        except Exception as error:
+            log.exception("step %s failed", step)
+            return Reply(step=step, ok=False, error=f"{type(error).__name__}: {error}; see the agent's log")
+        self._memo.keep(reply)
+        return reply
+
+    def _admit(self, command: Command) -> None:
+        """Refuse a replaced generation; starting or stopping for a newer one replaces the older ones."""
+        match command:
+            case OpenRendezvous() | LaunchRanks() | SaveReplica():
+                generation = command.generation
+            case DrainRanks() | StopRanks():
+                generation = command.below_generation
+            case InjectFault():
+                return
+        self._check(command.job, generation)
+        if isinstance(command, OpenRendezvous | LaunchRanks | StopRanks):
+            self._fence.raise_to(command.job, generation)
+
+    def _check(self, job: str, generation: int) -> None:
+        if not self._fence.admits(job, generation):
+            raise StaleGeneration(self._fence.refusal(job, generation))
+
+    async def _carry_out(self, command: Command) -> Result:
+        match command:
+            case OpenRendezvous():
+                return await self._open_rendezvous(command)
+            case LaunchRanks():
+                return await self._launch(command)
+            case DrainRanks():
+                return await self._drain(command)
+            case SaveReplica():
+                return await self._save_replica(command)
+            case StopRanks():
+                return await self._stop(command)
+            case InjectFault():
+                return self._inject(command)
+        assert_never(command)
+
+    async def _open_rendezvous(self, command: OpenRendezvous) -> Result:
+        await self._supervisor.ready()
+        async with self._launching[command.job]:
+            self._check(command.job, command.generation)
+            port = await self._stores.open(command.job, command.generation)
+        return {"address": self._supervisor.facts.address, "port": port}
+
+    async def _launch(self, command: LaunchRanks) -> Result:
+        pids: list[dict[str, Scalar]] = []
+        await self._supervisor.ready()
+        async with self._launching[command.job]:
+            await self._close_orphaned_stores(command.job)
+            for rank, gpu in command.ranks:
+                self._check(command.job, command.generation)
+                started = await self._supervisor.launch(command, rank, gpu)
+                pids.append({"rank": rank, "pid": started.pid})
+        return {"pids": pids}
+
+    async def _close_orphaned_stores(self, job: str) -> None:
+        """End stores of replaced generations that have no ranks here any more."""
+        floor = self._fence.oldest(job)
+        used = {(rank.job, rank.generation) for rank in self._supervisor.ranks.alive}
+        await self._stores.close(lambda of, number: of == job and number < floor and (of, number) not in used, grace_s=1.0)
+
+    async def _drain(self, command: DrainRanks) -> Result:
+        ranks = self._supervisor.ranks.below(command.job, command.below_generation)
+        for rank in ranks:
+            if rank.is_alive and rank.phase is Phase.RUNNING:
+                rank.order(RankOrder(order="drain"))
+        settled = lambda: all(_drain_state(rank) != "busy" for rank in ranks)  # noqa: E731
+        await self._supervisor.bell.until(settled, timeout_s=command.deadline_s)
+        return {"ranks": [_describe(rank) for rank in ranks]}
+
+    async def _save_replica(self, command: SaveReplica) -> Result:
+        rank = self._find(command.job, command.generation, command.rank)
+        if rank.phase is not Phase.PARKED:
+            raise AgentError(f"rank {rank.rank} of job {rank.job} is {rank.phase}, only a parked rank can save its replica")
+        if rank.manifest is None:
+            rank.order(RankOrder(order="save_replica"))
+        done = lambda: rank.manifest is not None or rank.judged  # noqa: E731
+        await self._supervisor.bell.until(done, timeout_s=command.deadline_s)
+        if rank.manifest is None:
+            found = f"is busy for longer than {command.deadline_s:g} s" if rank.is_alive else "died"
+            raise AgentError(f"rank {rank.rank} of job {rank.job} {found} while it saves its replica: take another one")
+        return {"iteration": rank.iteration, "manifest": rank.manifest}
+
+    async def _stop(self, command: StopRanks) -> Result:
+        job, floor = command.job, command.below_generation
+        async with self._launching[job]:  # a launch that runs is let finish its rank, so that none escapes
+            old = self._supervisor.ranks.below(job, floor)
+        stopped = await self._supervisor.stop(old, grace_s=command.grace_s)
+        for rank in old:
+            self._supervisor.ranks.forget(rank)
+        stopped += await self._stores.close(lambda of, number: of == job and number < floor, grace_s=command.grace_s)
+        return {"stopped": stopped}
+
+    def _inject(self, command: InjectFault) -> Result:
+        ranks = self._supervisor.ranks.where(lambda r: r.is_alive and (r.job, r.rank) == (command.job, command.rank))
+        if not ranks:
+            raise AgentError(f"rank {command.rank} of job {command.job} does not run on {self._supervisor.facts.node}")
+        rank = ranks[-1]
+        match command.fault:
+            case "crash" | "hang":
+                with suppress(ProcessLookupError):
+                    os.kill(rank.pid, signal.SIGKILL if command.fault == "crash" else signal.SIGSTOP)
+            case "exception":
+                rank.order(RankOrder(order="raise"))
+            case "nan":
+                rank.order(RankOrder(order="nan"))
+            case "node-loss":
+                assert_never(command)  # type: ignore[arg-type]  # the uplink's, for it takes the agent along
+        return {"pid": rank.pid, "generation": rank.generation}
+
+    def _find(self, job: str, generation: int, rank: int) -> Rank:
+        found = self._supervisor.ranks.find(job, generation, rank)
+        if found is None or not found.is_alive:
+            raise AgentError(f"rank {rank} of job {job}, generation {generation}, does not live on this node: take another one")
+        return found
+
+
+def _drain_state(rank: Rank) -> str:
+    if rank.phase is Phase.DRAINED:
+        return "drained"
+    if rank.judged or rank.phase in {Phase.FAILED, Phase.FINISHED}:
+        return "gone"
+    # A rank that has just died may have said something that is not read yet.
+    return "parked" if rank.phase is Phase.PARKED and rank.is_alive else "busy"
+
+
+def _describe(rank: Rank) -> dict[str, Scalar]:
+    return {
+        "rank": rank.rank,
+        "generation": rank.generation,
+        "state": _drain_state(rank),
+        "iteration": rank.iteration,
+        "manifest": rank.manifest,
+    }

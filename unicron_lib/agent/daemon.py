@@ -1,0 +1,112 @@
+"""The life of an agent: wires its parts, leaves nothing behind."""
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from unicron_lib.agent.commands import Commands
+from unicron_lib.agent.environment import NodeFacts
+from unicron_lib.agent.forks import Forks
+from unicron_lib.agent.outbox import Outbox
+from unicron_lib.agent.rank_socket import RankSocket
+from unicron_lib.agent.rendezvous import RENDEZVOUS_TARGET, RendezvousStores
+from unicron_lib.agent.supervisor import RANK_TARGET, Supervisor
+from unicron_lib.agent.uplink import DeclaredLost, Uplink
+
+log = logging.getLogger(__name__)
+STOP_GRACE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOptions:
+    """How an agent runs. The targets are `module:function`; `preload` is what the fork server imports ahead."""
+
+    facts: NodeFacts
+    controller: str
+    token: str = field(repr=False)
+    rank_target: str = RANK_TARGET
+    rendezvous_target: str = RENDEZVOUS_TARGET
+    preload: Sequence[str] = ("unicron_lib.training.rank",)
+
+
+class Agent:
+    """One agent process."""
+
+    def __init__(self, options: AgentOptions, directory: Path) -> None:
+        facts = options.facts
+        socket = directory / "s"
+        self._outbox = Outbox(node=facts.node, boot=uuid.uuid4().hex)
+        self._forks = Forks(preload=options.preload, log_file=facts.run_dir / "logs" / f"forkserver-{facts.node}.log")
+        self._supervisor = Supervisor(
+            facts=facts, forks=self._forks, outbox=self._outbox, socket=socket, target=options.rank_target
+        )
+        self._stores = RendezvousStores(facts=facts, forks=self._forks, directory=directory, target=options.rendezvous_target)
+        self._socket = RankSocket(path=socket, ranks=self._supervisor.ranks, tell=self._supervisor.hear)
+        self._uplink = Uplink(
+            url=options.controller,
+            token=options.token,
+            supervisor=self._supervisor,
+            outbox=self._outbox,
+            commands=Commands(supervisor=self._supervisor, stores=self._stores),
+        )
+        self._uplink.die = self._die
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop` is set; raises UserError for a wrong token. No process is left on return."""
+        await self._socket.start()
+        self._forks.start()
+        connected = asyncio.create_task(self._stay_connected())
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait([connected, stopped], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await self._clear()
+            for task in (connected, stopped):
+                task.cancel()  # this says goodbye to the controller
+            await asyncio.wait([connected, stopped])
+            await self._forks.close()
+            await self._socket.close()
+        if not connected.cancelled():
+            connected.result()
+
+    async def _stay_connected(self) -> None:
+        while True:
+            try:
+                await self._uplink.run()
+            except DeclaredLost as news:
+                log.warning("this node was declared lost (%s): it ends its ranks and starts a new life", news)
+                await self._clear()
+                self._outbox.start_over(uuid.uuid4().hex)
+
+    async def _clear(self) -> None:
+        await self._supervisor.stop(self._supervisor.ranks.alive, grace_s=STOP_GRACE_S)
+        await self._stores.close(lambda *_: True, grace_s=STOP_GRACE_S)
+
+    def _die(self) -> NoReturn:
+        """What a power cut does: nobody gets to say goodbye."""
+        self._supervisor.kill_all()
+        if self._forks.pid:
+            os.kill(self._forks.pid, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+
+async def run_agent(options: AgentOptions) -> None:
+    """Run an agent until SIGTERM or SIGINT; raises UserError if it cannot work."""
+    # Unix sockets have paths of at most 107 bytes, which a run directory may exceed.
+    directory = Path(tempfile.mkdtemp(prefix="unicron-", dir="/tmp"))  # private by mkdtemp
+    stop = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    try:
+        await Agent(options, directory).run(stop)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

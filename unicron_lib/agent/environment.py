@@ -1,0 +1,74 @@
+"""The environment of a rank: torchrun's names, and our own with the prefix `UNICRON_`. Pure."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from unicron_lib.agent.messages import LaunchRanks
+from unicron_lib.domain.jobs import JobSpec
+
+_spec: TypeAdapter[JobSpec] = TypeAdapter(JobSpec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What an agent knows about its own node; `interface` is the network device that ranks talk over, None for any.
+
+    `has_gpus` tells whether `num_gpus` counts real devices.
+    """
+
+    node: str
+    address: str
+    num_gpus: int
+    run_dir: Path
+    interface: str | None = None
+    has_gpus: bool = False
+
+
+def network_environment(facts: NodeFacts) -> dict[str, str]:
+    """What makes gloo and NCCL use the node's interface."""
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if facts.interface else ()
+    return {"UNICRON_NODE": facts.node} | {name: str(facts.interface) for name in names}
+
+
+def rank_environment(facts: NodeFacts, command: LaunchRanks, rank: int, socket: Path) -> dict[str, str]:
+    """The variables of `rank`, which `command` starts on the node `facts`."""
+    gpus = dict(command.ranks)
+    local = {number: index for index, number in enumerate(sorted(gpus))}
+    values: dict[str, object] = {
+        "RANK": rank,
+        "WORLD_SIZE": command.world_size,
+        "LOCAL_RANK": local[rank],
+        "LOCAL_WORLD_SIZE": len(local),
+        "GROUP_RANK": command.node_rank,
+        "GROUP_WORLD_SIZE": command.num_nodes,
+        "MASTER_ADDR": command.master_addr,
+        "MASTER_PORT": command.master_port,
+        "TORCHELASTIC_RUN_ID": command.job,
+        "TORCHELASTIC_RESTART_COUNT": max(0, command.generation - 1),
+        "TORCHELASTIC_MAX_RESTARTS": command.spec.max_restarts,
+        "TORCHELASTIC_ERROR_FILE": error_file(facts, command.job, command.generation, rank),
+        "UNICRON_JOB_ID": command.job,
+        "UNICRON_GENERATION": command.generation,
+        "UNICRON_RUN_DIR": facts.run_dir,
+        "UNICRON_AGENT_SOCKET": socket,
+        "UNICRON_STORE_URL": command.store_url,
+        "UNICRON_JOB_SPEC": _spec.dump_json(command.spec).decode(),
+    }
+    if command.restore_from is not None:
+        values["UNICRON_RESTORE_FROM"] = command.restore_from
+    if facts.has_gpus:
+        # In the order of the local ranks, so that LOCAL_RANK is the device's index, as under torchrun.
+        values["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpus[number]) for number in sorted(gpus))
+    return {name: str(value) for name, value in values.items()} | network_environment(facts)
+
+
+def log_file(facts: NodeFacts, job: str, generation: int, who: str) -> Path:
+    """Where the output of `who` (`r3`, `rendezvous`) of a generation goes."""
+    return facts.run_dir / "logs" / job / f"g{generation}-{who}.log"
+
+
+def error_file(facts: NodeFacts, job: str, generation: int, rank: int) -> Path:
+    """Where a rank may write its last words, as under torchrun."""
+    return facts.run_dir / "errors" / job / f"g{generation}-r{rank}.json"

@@ -1,0 +1,309 @@
+"""The words between rank, agent and controller: frozen dataclasses, one JSON object each on the wire.
+
+Ranks talk to their agent in JSON lines over a Unix socket, agents to the controller in text frames of one websocket.
+Wall clocks are epoch seconds of the sender.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Discriminator, TypeAdapter
+
+from unicron_lib.domain.events import Scalar
+from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.domain.plans import Layout
+
+NAN_STAYS_NAN = ConfigDict(ser_json_inf_nan="constants")
+"""For what a loss travels in: it may be NaN, for which pydantic writes null unless told otherwise."""
+
+# --- rank -> agent ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankHello:
+    """First line of a rank."""
+
+    job: str
+    generation: int
+    rank: int
+    pid: int
+    type: Literal["rank_hello"] = "rank_hello"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """An iteration is done. `flops` is the achieved FLOP/s of the whole job over it."""
+
+    job: str
+    generation: int
+    rank: int
+    iteration: int
+    loss: float
+    iteration_s: float
+    flops: float
+    world_size: int
+    at: float
+    type: Literal["progress"] = "progress"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailed:
+    """An exception in a rank, told before anything else dies; `parked` ranks keep their state and wait.
+
+    `iteration` is the last one that is complete in this rank's parameters.
+    """
+
+    job: str
+    generation: int
+    rank: int
+    iteration: int
+    error_type: str
+    message: str
+    traceback: str
+    parked: bool
+    type: Literal["rank_failed"] = "rank_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankDrained:
+    """The rank stopped at an iteration's end, or saved its replica; `manifest` is the key of the committed checkpoint."""
+
+    job: str
+    generation: int
+    rank: int
+    iteration: int
+    manifest: str | None
+    type: Literal["rank_drained"] = "rank_drained"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFinished:
+    """The rank completed `train_iters` and the last checkpoint is committed."""
+
+    job: str
+    generation: int
+    rank: int
+    iteration: int
+    loss: float
+    type: Literal["rank_finished"] = "rank_finished"
+
+
+# --- agent -> rank ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOrder:
+    """`drain`: save and stop at the next common iteration's end. `save_replica`: a parked rank saves all it has, alone.
+
+    `quit`: a parked rank exits. `raise`, `nan`: injected faults.
+    """
+
+    order: Literal["drain", "save_replica", "quit", "raise", "nan"]
+    type: Literal["rank_order"] = "rank_order"
+
+
+# --- agent -> controller ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExited:
+    """A rank's process ended although nobody had asked it to. `exit_code` is negative for a signal."""
+
+    job: str
+    generation: int
+    rank: int
+    pid: int
+    exit_code: int
+    iteration: int
+    out_of_memory: bool = False
+    type: Literal["rank_exited"] = "rank_exited"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUnreachable:
+    """The controller's own observation: a node was silent for longer than `silent_s`."""
+
+    silent_s: float
+    reason: str
+    jobs: tuple[str, ...] = ()
+    type: Literal["node_unreachable"] = "node_unreachable"
+
+
+Body = RankExited | RankFailed | RankFinished | NodeUnreachable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """Something that must not get lost: kept by its sender until it is acknowledged.
+
+    Numbered per life (`boot`) of an agent from 0; the controller's own observations of a node have `seq` -1.
+    """
+
+    node: str
+    boot: str
+    seq: int
+    at: float
+    body: Annotated[Body, Discriminator("type")]
+    type: Literal["observation"] = "observation"
+
+    @property
+    def id(self) -> str:
+        """The same for the same observation, however often it is told."""
+        return f"{self.node}/{self.boot}/{self.seq}"
+
+    @property
+    def job(self) -> str | None:
+        """The job that it is about, None for a node's."""
+        return None if isinstance(self.body, NodeUnreachable) else self.body.job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankInfo:
+    """A rank that an agent runs now."""
+
+    job: str
+    generation: int
+    rank: int
+    pid: int
+    gpu: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentHello:
+    """First frame of an agent: who it is, what it runs."""
+
+    node: str
+    boot: str
+    address: str
+    num_gpus: int
+    ranks: tuple[RankInfo, ...] = ()
+    type: Literal["agent_hello"] = "agent_hello"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """Sent every second; carries the newest progress of the node's ranks and what they are."""
+
+    at: float
+    progress: tuple[Progress, ...] = ()
+    ranks: tuple[RankInfo, ...] = ()
+    type: Literal["heartbeat"] = "heartbeat"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """The answer to the command with the same `step`. `error` is one sentence; `stale` means a replaced generation."""
+
+    step: str
+    ok: bool
+    result: dict[str, Scalar | list[dict[str, Scalar]]] = field(default_factory=dict)
+    error: str = ""
+    stale: bool = False
+    type: Literal["reply"] = "reply"
+
+
+# --- controller -> agent ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ack:
+    """Observations up to and including `seq` are journalled: forget them."""
+
+    seqs: tuple[int, ...]
+    type: Literal["ack"] = "ack"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRendezvous:
+    """Start the generation's TCPStore in a process of its own. Result: `address`, `port`."""
+
+    step: str
+    job: str
+    generation: int
+    type: Literal["open_rendezvous"] = "open_rendezvous"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRanks:
+    """Start ranks; `ranks` are pairs (rank, gpu). Ranks of this generation that already run are left alone.
+
+    `restore_from` is the manifest to start from, None for a fresh start. Result: `pids` as a list of rank and pid.
+    """
+
+    step: str
+    job: str
+    generation: int
+    spec: JobSpec
+    layout: Layout
+    ranks: tuple[tuple[int, int], ...]
+    world_size: int
+    node_rank: int
+    num_nodes: int
+    master_addr: str
+    master_port: int
+    store_url: str
+    restore_from: str | None = None
+    type: Literal["launch_ranks"] = "launch_ranks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRanks:
+    """Ask the ranks of all generations below `below_generation` to stop at an iteration's end, within `deadline_s`.
+
+    Result: `ranks`, a list of `{rank, generation, state: drained|parked|gone|busy, iteration, manifest}`.
+    """
+
+    step: str
+    job: str
+    below_generation: int
+    deadline_s: float
+    type: Literal["drain_ranks"] = "drain_ranks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveReplica:
+    """Have one parked rank write its whole state. Result: `iteration`, `manifest`."""
+
+    step: str
+    job: str
+    generation: int
+    rank: int
+    deadline_s: float
+    type: Literal["save_replica"] = "save_replica"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRanks:
+    """End whatever is left of the generations below `below_generation`: SIGTERM, after `grace_s` SIGKILL.
+
+    From here on the agent refuses those generations. Result: `stopped`, the number of processes ended.
+    """
+
+    step: str
+    job: str
+    below_generation: int
+    grace_s: float
+    type: Literal["stop_ranks"] = "stop_ranks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InjectFault:
+    """Do harm on purpose: `crash` (SIGKILL), `hang` (SIGSTOP), `exception`, `nan` to a rank; `node-loss` to the agent."""
+
+    step: str
+    fault: Literal["crash", "hang", "exception", "nan", "node-loss"]
+    job: str = ""
+    rank: int = 0
+    type: Literal["inject_fault"] = "inject_fault"
+
+
+Command = OpenRendezvous | LaunchRanks | DrainRanks | SaveReplica | StopRanks | InjectFault
+FromRank = RankHello | Progress | RankFailed | RankDrained | RankFinished
+FromAgent = AgentHello | Heartbeat | Observation | Progress | Reply
+FromController = Ack | Command
+
+from_rank: TypeAdapter[FromRank] = TypeAdapter(Annotated[FromRank, Discriminator("type")], config=NAN_STAYS_NAN)
+rank_order: TypeAdapter[RankOrder] = TypeAdapter(RankOrder)
+from_agent: TypeAdapter[FromAgent] = TypeAdapter(Annotated[FromAgent, Discriminator("type")], config=NAN_STAYS_NAN)
+from_controller: TypeAdapter[FromController] = TypeAdapter(Annotated[FromController, Discriminator("type")])
+command: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Discriminator("type")])

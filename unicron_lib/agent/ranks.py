@@ -1,0 +1,137 @@
+"""The ranks of a node: what each is, what it told last, how to reach it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from unicron_lib.agent.forks import Forked
+from unicron_lib.agent.messages import Progress, RankInfo, RankOrder, rank_order
+
+log = logging.getLogger(__name__)
+RankKey = tuple[str, int, int]
+CONNECT_GRACE_S = 0.1
+"""For a rank that failed so soon that its connection has not been accepted yet."""
+READ_GRACE_S = 2.0
+"""For a connection that something else than the dead rank keeps open."""
+
+
+class Phase(StrEnum):
+    """What a rank told last about itself."""
+
+    RUNNING = "running"
+    PARKED = "parked"
+    FAILED = "failed"
+    DRAINED = "drained"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Rank:
+    """A rank that this agent started; `iteration` is the last complete one, -1 before the first.
+
+    `silent` is set when its connection has ended and was read to the end, `judged` when its end has been dealt with.
+    """
+
+    job: str
+    generation: int
+    rank: int
+    gpu: int
+    phase: Phase = Phase.RUNNING
+    iteration: int = -1
+    manifest: str | None = None
+    asked_to_stop: bool = False
+    progress: Progress | None = None
+    process: Forked | None = None
+    writer: asyncio.StreamWriter | None = None
+    orders: list[RankOrder] = field(default_factory=list)
+    judged: bool = False
+    connected: asyncio.Event = field(default_factory=asyncio.Event)
+    silent: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def key(self) -> RankKey:
+        """Job, generation and rank."""
+        return self.job, self.generation, self.rank
+
+    @property
+    def pid(self) -> int:
+        """Its process, 0 before it has one."""
+        return self.process.pid if self.process else 0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has a process, or is about to."""
+        return self.process is None or self.process.exit_code is None
+
+    async def last_words(self) -> None:
+        """Wait until everything that a rank whose process has ended had said is read."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CONNECT_GRACE_S):
+                await self.connected.wait()
+        if self.connected.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(READ_GRACE_S):
+                    await self.silent.wait()
+
+    @property
+    def info(self) -> RankInfo:
+        """As the controller is told."""
+        return RankInfo(job=self.job, generation=self.generation, rank=self.rank, pid=self.pid, gpu=self.gpu)
+
+    def order(self, order: RankOrder) -> None:
+        """Send an order, as soon as the rank has connected."""
+        self.orders.append(order)
+        self._send_orders()
+
+    def connect(self, writer: asyncio.StreamWriter) -> None:
+        """The rank's connection is here: deliver what has waited for it."""
+        self.writer = writer
+        self.connected.set()
+        self._send_orders()
+
+    def disconnect(self) -> None:
+        """The connection has ended and everything in it was read."""
+        self.writer = None
+        self.silent.set()
+
+    def _send_orders(self) -> None:
+        if self.writer is None:
+            return
+        while self.orders:
+            with suppress(ConnectionError):
+                self.writer.write(rank_order.dump_json(self.orders.pop(0)) + b"\n")
+
+
+class Ranks:
+    """All ranks that this agent has started and not forgotten, dead ones included."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[RankKey, Rank] = {}
+
+    def add(self, rank: Rank) -> None:
+        """Take in a new rank."""
+        self._ranks[rank.key] = rank
+
+    def find(self, job: str, generation: int, rank: int) -> Rank | None:
+        """The rank, dead or alive."""
+        return self._ranks.get((job, generation, rank))
+
+    def forget(self, rank: Rank) -> None:
+        """Drop a rank from the table."""
+        self._ranks.pop(rank.key, None)
+
+    @property
+    def alive(self) -> tuple[Rank, ...]:
+        """Ranks that have a process, or are about to."""
+        return self.where(lambda rank: rank.is_alive)
+
+    def below(self, job: str, generation: int) -> tuple[Rank, ...]:
+        """Ranks of the generations of `job` before `generation`."""
+        return self.where(lambda rank: rank.job == job and rank.generation < generation)
+
+    def where(self, wanted: Callable[[Rank], bool]) -> tuple[Rank, ...]:
+        """The ranks that are wanted, in the order of their start."""
+        return tuple(rank for rank in self._ranks.values() if wanted(rank))

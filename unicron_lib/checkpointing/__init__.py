@@ -1,0 +1,1 @@
+"""Checkpoints on an object store: visible only when complete and verified."""

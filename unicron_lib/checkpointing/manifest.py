@@ -1,0 +1,126 @@
+"""What a checkpoint consists of: the manifest, whose presence is what makes a checkpoint exist."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from unicron_lib.domain.jobs import NAME
+from unicron_lib.domain.plans import Layout
+from unicron_lib.errors import CheckpointError
+
+FORMAT: Literal[1] = 1
+LARGEST = 10**10 - 1
+SHA256 = re.compile(r"[0-9a-f]{64}")
+TENSOR = re.compile(r"[A-Za-z0-9_.]{1,500}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One object of a checkpoint: a safetensors file that holds `tensors`, each whole."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid", "strict": True}
+
+    key: str
+    num_bytes: int
+    sha256: str
+    tensors: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.num_bytes <= 0 or not SHA256.fullmatch(self.sha256):
+            raise ValueError(f"shard {self.key!r} has {self.num_bytes} bytes and the digest {self.sha256[:70]!r}")
+        if not self.tensors or not all(TENSOR.fullmatch(name) for name in self.tensors):
+            raise ValueError(f"shard {self.key!r} has no tensors, or some with impossible names")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A complete checkpoint: the state of `job` after `iteration` (0-based), written by ranks of `generation`.
+
+    `loss` is that iteration's, the mean over its global batch.
+    `layout` is the one that it was saved with; any other may load it.
+    Raises ValueError if the parts contradict each other or a shard lies outside the job's own keys.
+    """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid", "strict": True}
+
+    job: str
+    generation: int
+    iteration: int
+    loss: float
+    consumed_samples: int
+    layout: Layout
+    shards: tuple[Shard, ...]
+    format: Literal[1] = FORMAT
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.job):
+            raise ValueError(f"{self.job[:80]!r} is no job's name")
+        if min(self.generation, self.iteration, self.consumed_samples) < 0 or not self.shards:
+            raise ValueError("a manifest has shards, and no negative generation, iteration or number of samples")
+        if not math.isfinite(self.loss):
+            raise ValueError(f"the loss is {self.loss}")
+        inside = re.compile(rf"jobs/{self.job}/shards/[A-Za-z0-9_-]+/[A-Za-z0-9_-]+\.safetensors")
+        outside = [shard.key[:80] for shard in self.shards if not inside.fullmatch(shard.key)]
+        if outside:
+            raise ValueError(f"shards outside the job's own keys: {', '.join(map(repr, outside))}")
+        names = [name for shard in self.shards for name in shard.tensors]
+        if len(names) != len(set(names)):
+            raise ValueError("a tensor is in two shards")
+
+    @property
+    def key(self) -> str:
+        """The key that it is stored under: numbers are inverted, so that the newest is the first one listed."""
+        numbers = f"{LARGEST - self.iteration:010d}-{LARGEST - self.generation:010d}"
+        return f"jobs/{self.job}/manifests/{numbers}.json"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.num_bytes for shard in self.shards)
+
+
+def parse_key(job: str, key: str) -> tuple[int, int]:
+    """Iteration and generation of the manifest that `key` names; raises CheckpointError if it is none of `job`."""
+    match = re.fullmatch(rf"jobs/{re.escape(job)}/manifests/([0-9]{{10}})-([0-9]{{10}})\.json", key)
+    if not match:
+        raise CheckpointError(f"{key[:200]!r} is no checkpoint of job {job}")
+    return LARGEST - int(match[1]), LARGEST - int(match[2])
+
+
+_manifest: TypeAdapter[Manifest] = TypeAdapter(Manifest)
+_shard: TypeAdapter[Shard] = TypeAdapter(Shard)
+
+
+def dump_manifest(manifest: Manifest) -> bytes:
+    """The manifest as JSON; the same bytes for the same manifest."""
+    return _manifest.dump_json(manifest, indent=1)
+
+
+def parse_manifest(data: bytes) -> Manifest:
+    """Read a manifest; raises CheckpointError for anything that is not one, however it came there."""
+    try:
+        return _manifest.validate_json(data)
+    except ValidationError as error:
+        raise CheckpointError(f"the manifest is damaged: {_first(error)}") from error
+
+
+def dump_shard(shard: Shard) -> bytes:
+    """The sidecar of a shard as JSON."""
+    return _shard.dump_json(shard)
+
+
+def parse_shard(data: bytes) -> Shard:
+    """Read a sidecar; raises CheckpointError."""
+    try:
+        return _shard.validate_json(data)
+    except ValidationError as error:
+        raise CheckpointError(f"a shard's sidecar is damaged: {_first(error)}") from error
+
+
+def _first(error: ValidationError) -> str:
+    detail = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(part) for part in detail["loc"])
+    return f"{place}: {detail['msg']}" if place else detail["msg"]

@@ -1,0 +1,90 @@
+"""`unicron doctor`: is everything here that Unicron needs, and if not, what to do."""
+
+import importlib.metadata
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import typer
+
+from unicron_lib.cli.options import AsJson, print_json
+
+Finding = dict[str, str | bool]
+PACKAGES = ("prefect", "torch", "megatron-core", "nvidia-ml-py", "cvxpy", "highspy", "boto3", "moto", "safetensors", "psutil")
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Check this installation; exit code 1 if something that is needed is missing."""
+    findings = [check() for check in CHECKS]
+    if as_json:
+        print_json({"ok": all(finding["ok"] for finding in findings), "findings": findings})
+    else:
+        for finding in findings:
+            sys.stdout.write(f"{'ok  ' if finding['ok'] else 'FAIL'}  {finding['what']}: {finding['found']}\n")
+    raise typer.Exit(0 if all(finding["ok"] for finding in findings) else 1)
+
+
+def _finding(what: str, *, ok: bool, found: str) -> Finding:
+    return {"what": what, "ok": ok, "found": found}
+
+
+def _python() -> Finding:
+    version = sys.version.split()[0]
+    ok = sys.version_info[:2] == (3, 11)
+    return _finding("Python", ok=ok, found=version if ok else f"{version}: megatron-core 0.16 needs 3.11, run `make setup`")
+
+
+def _packages() -> Finding:
+    missing = []
+    for name in PACKAGES:
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    told = f"missing: {', '.join(missing)}: run `make setup`" if missing else f"{len(PACKAGES)} present"
+    return _finding("packages", ok=not missing, found=told)
+
+
+def _solver() -> Finding:
+    import cvxpy
+
+    ok = "HIGHS" in cvxpy.installed_solvers()
+    return _finding(
+        "solver",
+        ok=ok,
+        found="HiGHS" if ok else "cvxpy does not find HiGHS: run `make setup`; until then the dynamic programme plans",
+    )
+
+
+def _devices() -> Finding:
+    import torch
+
+    count = torch.cuda.device_count()
+    return _finding(
+        "training devices", ok=True, found=f"{count} CUDA devices, NCCL" if count else "no CUDA device: CPU and gloo"
+    )
+
+
+def _nvml() -> Finding:
+    from unicron_lib.adapters.nvml import open_nvml
+
+    nvml = open_nvml()
+    return _finding("NVML", ok=True, found="driver found" if nvml else "no NVIDIA driver: GPU health is not watched")
+
+
+def _memory() -> Finding:
+    import psutil
+
+    free = psutil.virtual_memory().available / 2**30
+    ok = free > 6
+    return _finding("memory", ok=ok, found=f"{free:.0f} GiB free" + ("" if ok else ": the demo needs 6"))
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(Path.home() if Path.home().exists() else Path.cwd()).free / 2**30
+    ok = free > 1
+    return _finding("disk", ok=ok, found=f"{free:.0f} GiB free" + ("" if ok else ": make room for logs and checkpoints"))
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (_python, _packages, _solver, _devices, _nvml, _memory, _disk)

@@ -1,0 +1,226 @@
+"""`unicron status`, `nodes`, `jobs`, `incidents`, `explain`: what is, and why, read off the journal and the controller."""
+
+import asyncio
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unicron_lib.cli.options import AsJson, print_json
+from unicron_lib.errors import ControllerError, UserError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from unicron_lib.controller.views import JobProgress
+    from unicron_lib.domain.cluster import ClusterState, Incident
+    from unicron_lib.journal import Journal
+    from unicron_lib.local.site import Site
+
+
+def status(
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until Ctrl-C.")] = False, as_json: AsJson = False
+) -> None:
+    """Nodes, jobs and open incidents."""
+    from unicron_lib.local.site import load_site
+
+    site = load_site()
+    if as_json:
+        state = read_state(site)
+        rows = {"nodes": node_rows(state), "jobs": job_rows(state, _live(site)), "incidents": incident_rows(state)}
+        print_json({**rows, "ui_url": site.ui_url, "journal_seq": state.seq})
+    elif watch:
+        _watch(site)
+    else:
+        _print(*_tables(site))
+
+
+def nodes(as_json: AsJson = False) -> None:
+    """The nodes and how they are."""
+    from unicron_lib.local.site import load_site
+
+    rows = node_rows(read_state(load_site()))
+    print_json(rows) if as_json else _print(_table("nodes", rows))
+
+
+def jobs(as_json: AsJson = False) -> None:
+    """The jobs, where they run and how far they are."""
+    from unicron_lib.local.site import load_site
+
+    site = load_site()
+    rows = job_rows(read_state(site), _live(site))
+    print_json(rows) if as_json else _print(_table("jobs", rows))
+
+
+def incidents(as_json: AsJson = False) -> None:
+    """All incidents, the newest last."""
+    from unicron_lib.local.site import load_site
+
+    rows = incident_rows(read_state(load_site()))
+    print_json(rows) if as_json else _print(_table("incidents", rows))
+
+
+def explain(
+    incident: Annotated[str, typer.Argument(help="An incident's id, or `last`.")] = "last", as_json: AsJson = False
+) -> None:
+    """What happened, what was decided, and why."""
+    from unicron_lib.journal import dump_state
+    from unicron_lib.local.site import load_site
+    from unicron_lib.report import incident_markdown
+
+    state = read_state(load_site())
+    name = _find(state, incident)
+    if as_json:
+        dumped: Any = dump_state(state)
+        print_json({"incident": dumped["incidents"][name], "plan": dumped["plans"].get(state.incidents[name].plan)})
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console().print(Markdown(incident_markdown(state, name)))
+
+
+def _find(state: "ClusterState", wanted: str) -> str:
+    if wanted == "last" and state.incidents:
+        return max(state.incidents.values(), key=lambda it: it.opened_at).id
+    matches = [name for name in state.incidents if name.startswith(wanted)]
+    if len(matches) != 1:
+        known = ", ".join(list(state.incidents)[-5:]) or "none"
+        raise UserError(f"{len(matches)} incidents match {wanted!r}: the newest are {known}")
+    return matches[0]
+
+
+def open_journal(site: "Site") -> "Journal":
+    """The journal of a local cluster."""
+    from unicron_lib.adapters.stores import open_store
+    from unicron_lib.journal import Journal
+
+    return Journal(open_store(site.store_url))
+
+
+def read_state(site: "Site") -> "ClusterState":
+    """The folded journal."""
+    return open_journal(site).refresh()
+
+
+def _live(site: "Site") -> "dict[str, JobProgress]":
+    from unicron_lib.config import read_token
+    from unicron_lib.controller.client import ControllerClient
+
+    async def ask() -> "dict[str, JobProgress]":
+        async with ControllerClient(site.controller_url, read_token(site.token_file)) as client:
+            return {live.job: live for live in await client.progress()}
+
+    try:
+        return asyncio.run(ask())
+    except ControllerError:
+        return {}
+
+
+def node_rows(state: "ClusterState") -> list[dict[str, Any]]:
+    """A row a node."""
+    held: dict[str, list[str]] = {}
+    for name, job in state.jobs.items():
+        for node in job.nodes:
+            held.setdefault(node, []).append(name)
+    return [
+        {
+            "node": name,
+            "status": str(node.status),
+            "gpus": node.num_gpus,
+            "address": node.address,
+            "jobs": ", ".join(sorted(held.get(name, []))),
+            "reason": node.reason,
+        }
+        for name, node in sorted(state.nodes.items())
+    ]
+
+
+def job_rows(state: "ClusterState", live: "dict[str, JobProgress]") -> list[dict[str, Any]]:
+    """A row a job; `iteration` counts the iterations that are done."""
+    rows = []
+    for name, job in sorted(state.jobs.items()):
+        now = live.get(name)
+        done = now.iteration + 1 if now else max(job.high_water, 0)
+        rows.append(
+            {
+                "job": name,
+                "status": str(job.status),
+                "gpus": job.gpus,
+                "nodes": ", ".join(job.assignment.nodes) if job.assignment else "",
+                "iteration": done,
+                "train_iters": job.spec.train_iters,
+                "loss": round(now.loss, 4) if now else None,
+                "weight": job.spec.weight,
+                "generation": job.generation,
+                "reason": job.reason,
+            }
+        )
+    return rows
+
+
+def incident_rows(state: "ClusterState") -> list[dict[str, Any]]:
+    """A row an incident, oldest first."""
+    return [_incident_row(state, it) for it in sorted(state.incidents.values(), key=lambda it: it.opened_at)]
+
+
+def _incident_row(state: "ClusterState", incident: "Incident") -> dict[str, Any]:
+    from unicron_lib.domain.journal import severity_name
+    from unicron_lib.domain.timeline import timing
+    from unicron_lib.report import clock, headline
+
+    took = timing(state, incident)
+    return {
+        "id": incident.id,
+        "at": clock(incident.opened_at),
+        "kind": incident.kind,
+        "severity": severity_name(incident.severity),
+        "status": str(incident.status),
+        "about": headline(incident),
+        "detection_s": took.detection_s,
+        "decision_s": took.decision_s,
+        "transition_s": took.transition_s,
+        "first_iteration_s": took.first_iteration_s,
+        "lost_iterations": took.lost_iterations,
+        "reason": incident.note,
+    }
+
+
+def _tables(site: "Site") -> "list[Table]":
+    state = read_state(site)
+    unfinished = [row for row in incident_rows(state) if row["status"] in {"open", "planned"}]
+    tables = [_table("nodes", node_rows(state)), _table("jobs", job_rows(state, _live(site)))]
+    return [*tables, _table("open incidents", unfinished)] if unfinished else tables
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> "Table":
+    from rich.table import Table
+
+    table = Table(title=title if rows else f"no {title}", title_justify="left")
+    for key in rows[0] if rows else ():
+        table.add_column(key)
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    return table
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _print(*tables: "Table") -> None:
+    from rich.console import Console
+
+    for table in tables:
+        Console(file=sys.stdout).print(table)
+
+
+def _watch(site: "Site") -> None:
+    from rich.console import Group
+    from rich.live import Live
+
+    with Live(refresh_per_second=2) as live:
+        while True:
+            live.update(Group(*_tables(site)))
+            time.sleep(1)

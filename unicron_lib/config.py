@@ -1,0 +1,79 @@
+"""Settings of the control plane, read from the environment once per process."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from unicron_lib.errors import UserError
+
+DEFAULT_MTBF_GPU_S = 6.2e7
+"""Mean time between failures of one GPU: 6.5 failures per 1,000 node-days (Meta RSC-1) on nodes of 8, about two years."""
+
+
+NUMBERS = ("mtbf_gpu_s", "granularity_gpus", "solve_limit_s", "drain_s", "command_s", "first_iteration_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Where the parts of the control plane find each other, and the numbers that planning needs.
+
+    `granularity_gpus` 0 means whole nodes. All `_s` are seconds.
+    """
+
+    store_url: str
+    controller_url: str
+    token: str
+    mtbf_gpu_s: float = DEFAULT_MTBF_GPU_S
+    granularity_gpus: int = 0
+    solve_limit_s: float = 5.0
+    drain_s: float = 10.0
+    command_s: float = 60.0
+    first_iteration_s: float = 180.0
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> "Settings":
+        """Read UNICRON_STORE_URL, UNICRON_CONTROLLER_URL, UNICRON_TOKEN_FILE and, if set, the numbers.
+
+        Raises UserError naming the variable that is missing or unusable.
+        """
+        numbers = {name: number for name in NUMBERS if (number := _number(env, f"UNICRON_{name.upper()}")) is not None}
+        granularity = int(numbers.pop("granularity_gpus", 0))
+        return cls(
+            store_url=_required(env, "UNICRON_STORE_URL"),
+            controller_url=_required(env, "UNICRON_CONTROLLER_URL"),
+            token=read_token(Path(_required(env, "UNICRON_TOKEN_FILE"))),
+            granularity_gpus=granularity,
+            **numbers,
+        )
+
+
+def read_token(path: Path) -> str:
+    """The shared secret of agents, controller and flows. Raises UserError if the file is missing or empty."""
+    try:
+        token = path.read_text().strip()
+    except OSError as error:
+        raise UserError(f"the token file {path} cannot be read ({error.strerror}): create it, mode 0600") from error
+    if not token:
+        raise UserError(f"the token file {path} is empty: write a long random word into it")
+    return token
+
+
+def _required(env: Mapping[str, str], key: str) -> str:
+    value = env.get(key, "")
+    if not value:
+        raise UserError(f"{key} is not set: run inside `unicron up`, or see README, 'On your own cluster'")
+    return value
+
+
+def _number(env: Mapping[str, str], key: str) -> float | None:
+    text = env.get(key)
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        raise UserError(f"{key} is {text!r}: it must be a number") from None
+    if not 0 <= value < float("inf"):
+        raise UserError(f"{key} is {text}: it must be a finite number that is not negative")
+    return value

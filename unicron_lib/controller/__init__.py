@@ -1,0 +1,1 @@
+"""The agents' endpoint on the control host: connections, commands, observations, liveness."""

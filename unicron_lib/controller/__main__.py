@@ -1,0 +1,68 @@
+"""`python -m unicron_lib.controller`: the agents' endpoint on the control host."""
+
+import argparse
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+
+from unicron_lib.adapters.stores import check_store, open_store
+from unicron_lib.agent.access import read_token
+from unicron_lib.controller.app import create_app
+from unicron_lib.errors import StoreError, UserError
+from unicron_lib.journal import Journal
+
+SHUTDOWN_S = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the controller; 2 for what the user has to correct."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        token = read_token(options.token_file)
+        listener = _listen(options.host, options.port)
+        store = open_store(options.store_url)
+        check_store(store)
+        journal = Journal(store)
+        app = create_app(journal=journal, token=token, known=journal.refresh())
+    except (UserError, StoreError) as error:
+        print(f"unicron controller: {error}", file=sys.stderr)  # noqa: T201  # the user's answer
+        return 2
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=SHUTDOWN_S, ws="websockets-sansio"
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m unicron_lib.controller", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--token-file", type=Path, required=True)
+    parser.add_argument("--store-url", required=True, metavar="URL", help="s3://bucket/prefix or file:///dir")
+    return parser
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Take the port before anything else is started."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio turns Nagle's algorithm off, 40 ms an answer, only where the protocol is named.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no such port"
+        raise UserError(f"cannot listen on {host}:{port}: {reason}; stop what uses it or choose another --port") from None
+    listener.listen(128)
+    return listener
+
+
+if __name__ == "__main__":
+    sys.exit(main())

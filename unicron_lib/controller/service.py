@@ -1,0 +1,134 @@
+"""What the controller does with what agents say: the shell around its pure parts."""
+
+import logging
+import time
+from collections.abc import Iterable
+
+from unicron_lib.agent.bell import Bell
+from unicron_lib.agent.messages import (
+    AgentHello,
+    FromAgent,
+    Heartbeat,
+    NodeUnreachable,
+    Observation,
+    Progress,
+    RankInfo,
+    Reply,
+)
+from unicron_lib.controller.hub import Hub, Link, NodeRecord
+from unicron_lib.controller.observations import PendingObservations
+from unicron_lib.controller.progress import ProgressTable
+from unicron_lib.controller.recorder import Recorder
+from unicron_lib.domain.cluster import ClusterState, Node, NodeStatus
+from unicron_lib.domain.events import NodeJoined
+
+log = logging.getLogger(__name__)
+
+
+class Controller:
+    """The controller's memory, which it can lose at any time: the journal and the agents fill it again.
+
+    `bell` rings at every observation and every progress.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.hub = Hub()
+        self.pending = PendingObservations()
+        self.progress = ProgressTable()
+        self.bell = Bell()
+
+    def remember(self, state: ClusterState) -> None:
+        """Take over the nodes that the journal knows: those that do not dial in are going to be judged."""
+        for node in state.nodes.values():
+            if node.status in {NodeStatus.READY, NodeStatus.SUSPECT} and node.id not in self.hub.nodes:
+                hello = AgentHello(node=node.id, boot=node.boot, address=node.address, num_gpus=node.num_gpus)
+                self.hub.nodes[node.id] = NodeRecord(
+                    hello=hello,
+                    heard_at=time.monotonic(),
+                    ranks=tuple(_assigned(state, node)),
+                    suspected=node.status is NodeStatus.SUSPECT,
+                )
+
+    async def arrive(self, hello: AgentHello, link: Link) -> NodeRecord:
+        """An agent said hello."""
+        return await self.hub.attach(hello, link, now=time.monotonic())
+
+    async def admit(self, record: NodeRecord, link: Link) -> str | None:
+        """Journal the arrival, then let commands through; why not, if this life of the node was declared lost."""
+        hello = record.hello
+        event = NodeJoined(
+            id=f"joined/{hello.node}/{hello.boot}",
+            at=time.time(),
+            node=hello.node,
+            boot=hello.boot,
+            address=hello.address,
+            num_gpus=hello.num_gpus,
+        )
+        is_new = await self.recorder.record(event)
+        lost = record.lost or self.pending.knows(unreachable_id(hello.node, hello.boot))
+        if not is_new and not lost:
+            node = (await self.recorder.state()).nodes.get(hello.node)
+            lost = node is not None and node.boot == hello.boot and node.status is NodeStatus.LOST
+        if lost:
+            return f"node {hello.node} was silent for too long and was declared lost"
+        link.joined.set()
+        return None
+
+    async def hear(self, record: NodeRecord, link: Link, message: FromAgent) -> None:
+        """Take in what an agent says."""
+        record.heard_at = time.monotonic()
+        match message:
+            case Heartbeat():
+                record.ranks = message.ranks
+                self._note_progress(record, message.progress)
+            case Progress():
+                self._note_progress(record, [message])
+            case Observation():
+                if not self.pending.add(message, now=time.monotonic()):
+                    await self.hub.acknowledge(message.node, message.boot, (message.seq,))
+                self.bell.ring()
+            case Reply():
+                self.hub.answered(link, message)
+            case AgentHello():
+                log.warning("node %s said hello twice", record.hello.node)
+
+    async def acknowledge(self, ids: Iterable[str]) -> int:
+        """Observations are journalled: let the agents forget them; how many of them were waiting."""
+        done = self.pending.acknowledge(ids)
+        lives: dict[tuple[str, str], list[int]] = {}
+        for observation in done:
+            if observation.seq >= 0:
+                lives.setdefault((observation.node, observation.boot), []).append(observation.seq)
+        for (node, boot), seqs in lives.items():
+            await self.hub.acknowledge(node, boot, tuple(seqs))
+        return len(done)
+
+    def declare_lost(self, record: NodeRecord, *, silent_s: float, reason: str) -> None:
+        """The node is judged lost: an observation for the health tasks, which journal the failure."""
+        record.lost = True
+        jobs = tuple(sorted({rank.job for rank in record.ranks}))
+        body = NodeUnreachable(silent_s=silent_s, reason=f"node {record.hello.node}: {reason}", jobs=jobs)
+        observation = Observation(node=record.hello.node, boot=record.hello.boot, seq=-1, at=time.time(), body=body)
+        self.pending.add(observation, now=time.monotonic())
+        self.bell.ring()
+
+    def _note_progress(self, record: NodeRecord, reports: Iterable[Progress]) -> None:
+        now = time.monotonic()
+        for report in reports:
+            if self.progress.add(report, node=record.hello.node, now=now):
+                self.bell.ring()
+
+
+def unreachable_id(node: str, boot: str) -> str:
+    """The id of the observation that a life of a node is lost."""
+    return f"{node}/{boot}/-1"
+
+
+def _assigned(state: ClusterState, node: Node) -> Iterable[RankInfo]:
+    """The ranks that should be running on a node, as far as the journal knows."""
+    for job in state.jobs.values():
+        if job.assignment is None or not job.wants_gpus:
+            continue
+        for rank, gpu in job.assignment.ranks_on(node.id):
+            yield RankInfo(job=job.spec.job, generation=job.assignment.generation, rank=rank, pid=0, gpu=gpu)

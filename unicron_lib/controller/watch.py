@@ -1,0 +1,76 @@
+"""Judges the nodes several times a second and journals the suspicions."""
+
+import asyncio
+import logging
+import time
+
+from unicron_lib.controller.hub import NodeRecord
+from unicron_lib.controller.liveness import Verdict, judge
+from unicron_lib.controller.service import Controller
+from unicron_lib.controller.views import NodeView
+from unicron_lib.domain.events import NodeCleared, NodeSuspected
+
+log = logging.getLogger(__name__)
+LOOK_INTERVAL_S = 0.1
+
+
+async def watch(controller: Controller) -> None:
+    """Judge until cancelled."""
+    while True:
+        for record in list(controller.hub.nodes.values()):
+            look_at(controller, record)
+        await asyncio.sleep(LOOK_INTERVAL_S)
+
+
+def look_at(controller: Controller, record: NodeRecord) -> None:
+    """Judge a node now and act on a verdict that has changed."""
+    if record.lost:
+        return
+    now = time.monotonic()
+    verdict, reason = _verdict(controller, record, now)
+    if verdict is not Verdict.ALIVE and not record.suspected:
+        _suspect(controller, record, reason)
+    if verdict is Verdict.ALIVE and record.suspected:
+        _clear(controller, record)
+    if verdict is Verdict.LOST:
+        log.warning("node %s is lost: %s", record.hello.node, reason)
+        controller.declare_lost(record, silent_s=now - record.heard_at, reason=reason)
+
+
+def view(controller: Controller, record: NodeRecord) -> NodeView:
+    """A node as it looks now."""
+    now = time.monotonic()
+    verdict, reason = (Verdict.LOST, "declared lost") if record.lost else _verdict(controller, record, now)
+    return NodeView(
+        node=record.hello.node,
+        boot=record.hello.boot,
+        address=record.hello.address,
+        num_gpus=record.hello.num_gpus,
+        connected=record.link is not None,
+        verdict=verdict,
+        reason=reason,
+        silent_s=max(0.0, now - record.heard_at),
+        ranks=record.ranks,
+    )
+
+
+def _verdict(controller: Controller, record: NodeRecord, now: float) -> tuple[Verdict, str]:
+    return judge(now, record.contact, controller.progress.stepping(record.hello.node, record.ranks))
+
+
+def _suspect(controller: Controller, record: NodeRecord, reason: str) -> None:
+    at = time.time()
+    # Unique among the suspicions of this life of the node, also after a restart of the controller.
+    record.suspected, record.suspicion = True, int(at * 1000)
+    node, boot = record.hello.node, record.hello.boot
+    log.info("node %s is suspect: %s", node, reason)
+    controller.recorder.record(
+        NodeSuspected(id=f"suspected/{node}/{boot}/{record.suspicion}", at=at, node=node, boot=boot, reason=reason)
+    )
+
+
+def _clear(controller: Controller, record: NodeRecord) -> None:
+    record.suspected = False
+    node, boot = record.hello.node, record.hello.boot
+    suspicion = record.suspicion or int(time.time() * 1000)
+    controller.recorder.record(NodeCleared(id=f"cleared/{node}/{boot}/{suspicion}", at=time.time(), node=node, boot=boot))

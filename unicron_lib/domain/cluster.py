@@ -1,0 +1,134 @@
+"""The state of the cluster: what the journal folds to."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from unicron_lib.domain.events import Scalar
+from unicron_lib.domain.failures import Failure, Severity
+from unicron_lib.domain.jobs import JobState
+from unicron_lib.domain.plans import Plan, Slot
+
+
+class NodeStatus(StrEnum):
+    """READY nodes take ranks; a SUSPECT one is silent, but not judged yet."""
+
+    READY = "ready"
+    SUSPECT = "suspect"
+    LOST = "lost"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node; `boot` names the life of its agent, `since` is when the status began."""
+
+    id: str
+    boot: str
+    address: str
+    num_gpus: int
+    status: NodeStatus = NodeStatus.READY
+    since: float = 0.0
+    reason: str = ""
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Its GPUs."""
+        return tuple(Slot(self.id, gpu) for gpu in range(self.num_gpus))
+
+
+class IncidentStatus(StrEnum):
+    """OPEN waits for a plan, PLANNED has one, CLOSED is over, MERGED turned out to be a part of another."""
+
+    OPEN = "open"
+    PLANNED = "planned"
+    CLOSED = "closed"
+    MERGED = "merged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """Everything with one root cause: failures, or one planned change such as a node that joins.
+
+    `kind` is an `ErrorKind` or the type of the planned event; `severity` is None for planned changes.
+    `opened_at` is when its first event was journalled.
+    """
+
+    id: str
+    kind: str
+    severity: Severity | None
+    opened_at: float
+    updated_at: float
+    failures: tuple[Failure, ...] = ()
+    jobs: tuple[str, ...] = ()
+    node: str | None = None
+    status: IncidentStatus = IncidentStatus.OPEN
+    plan: str | None = None
+    closed_at: float | None = None
+    merged_into: str | None = None
+    note: str = ""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether something broke, as opposed to a planned change."""
+        return self.severity is not None
+
+    @property
+    def is_only_echoes(self) -> bool:
+        """Whether nothing but symptoms has been seen so far."""
+        return self.is_failure and all(failure.is_echo for failure in self.failures)
+
+    @property
+    def root(self) -> Failure | None:
+        """The failure that explains the others: the gravest that is no echo, the earliest among equals."""
+        by_cause = sorted(self.failures, key=lambda f: (f.is_echo, f.severity, f.seen_at))
+        return by_cause[0] if by_cause else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanState:
+    """A plan and how far it got: results by step id."""
+
+    plan: Plan
+    decided_at: float
+    results: Mapping[str, Mapping[str, Scalar]] = field(default_factory=dict)
+    finished_at: float | None = None
+    superseded_by: str | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether its steps are still to be carried out."""
+        return self.finished_at is None and self.superseded_by is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterState:
+    """All that decisions look at. `seq` is the number of the last journal entry folded in."""
+
+    seq: int = -1
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    jobs: Mapping[str, JobState] = field(default_factory=dict)
+    incidents: Mapping[str, Incident] = field(default_factory=dict)
+    plans: Mapping[str, PlanState] = field(default_factory=dict)
+    faults: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def healthy_nodes(self) -> tuple[Node, ...]:
+        """Nodes that may get ranks, in the order of their names."""
+        return tuple(node for _, node in sorted(self.nodes.items()) if node.status is NodeStatus.READY)
+
+    @property
+    def num_healthy_gpus(self) -> int:
+        """N' of the paper."""
+        return sum(node.num_gpus for node in self.healthy_nodes)
+
+    @property
+    def active_plan(self) -> PlanState | None:
+        """The plan whose transition runs now."""
+        return next((plan for plan in self.plans.values() if plan.is_active), None)
+
+    @property
+    def open_incidents(self) -> tuple[Incident, ...]:
+        """Incidents without a plan, oldest first."""
+        waiting = (incident for incident in self.incidents.values() if incident.status is IncidentStatus.OPEN)
+        return tuple(sorted(waiting, key=lambda incident: (incident.opened_at, incident.id)))

@@ -1,0 +1,126 @@
+"""Kinds of failure, their severities, and which of them are usually another one's echo."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from types import MappingProxyType
+
+EVIDENCE_LIMIT = 4096
+"""Characters of evidence that a failure carries at most; the full text stays in the rank's log."""
+
+
+class Severity(IntEnum):
+    """How much has to change: SEV1 drains a node, SEV2 restarts a process, SEV3 tries again in place."""
+
+    SEV1 = 1
+    SEV2 = 2
+    SEV3 = 3
+
+
+class DetectionMethod(StrEnum):
+    """The paper's four in-band methods (section 4)."""
+
+    NODE_HEALTH = "node_health"
+    PROCESS = "process_supervision"
+    EXCEPTION = "exception_propagation"
+    STATISTICS = "statistical_monitoring"
+
+
+class ErrorKind(StrEnum):
+    """What went wrong; spelled so in events, YAML, JSON and metrics."""
+
+    NODE_LOST = "node_lost"
+    PROCESS_EXIT = "process_exit"
+    TASK_HANG = "task_hang"
+    STRAGGLER = "straggler"
+    ILLEGAL_MEMORY_ACCESS = "illegal_memory_access"
+    ECC_ERROR = "ecc_error"
+    INVALID_DMA_MAPPING = "invalid_dma_mapping"
+    CUDA_ERROR = "cuda_error"
+    NVLINK_ERROR = "nvlink_error"
+    GPU_DRIVER_ERROR = "gpu_driver_error"
+    GPU_LOST = "gpu_lost"
+    NCCL_TIMEOUT = "nccl_timeout"
+    NCCL_REMOTE_ERROR = "nccl_remote_error"
+    CONNECTION_REFUSED = "connection_refused"
+    CONNECTION_RESET = "connection_reset"
+    LINK_FLAPPING = "link_flapping"
+    NETWORK_ERROR = "network_error"
+    OUT_OF_MEMORY = "out_of_memory"
+    STORAGE_ERROR = "storage_error"
+    DATALOADER_ERROR = "dataloader_error"
+    LOSS_ANOMALY = "loss_anomaly"
+    USER_ERROR = "user_error"
+    PREEMPTED = "preempted"
+    OTHER = "other"
+
+
+_K, _S = ErrorKind, Severity
+DEFAULT_SEVERITY: Mapping[ErrorKind, Severity] = MappingProxyType(
+    {
+        _K.NODE_LOST: _S.SEV1,
+        _K.ECC_ERROR: _S.SEV1,
+        _K.INVALID_DMA_MAPPING: _S.SEV1,
+        _K.NVLINK_ERROR: _S.SEV1,
+        _K.GPU_DRIVER_ERROR: _S.SEV1,
+        _K.GPU_LOST: _S.SEV1,
+        _K.PREEMPTED: _S.SEV1,
+        _K.PROCESS_EXIT: _S.SEV2,
+        _K.TASK_HANG: _S.SEV2,
+        _K.ILLEGAL_MEMORY_ACCESS: _S.SEV2,
+        _K.CUDA_ERROR: _S.SEV2,
+        _K.OUT_OF_MEMORY: _S.SEV2,
+        _K.DATALOADER_ERROR: _S.SEV2,
+        _K.USER_ERROR: _S.SEV2,
+        _K.OTHER: _S.SEV2,
+        _K.NCCL_TIMEOUT: _S.SEV3,
+        _K.NCCL_REMOTE_ERROR: _S.SEV3,
+        _K.CONNECTION_REFUSED: _S.SEV3,
+        _K.CONNECTION_RESET: _S.SEV3,
+        _K.LINK_FLAPPING: _S.SEV3,
+        _K.NETWORK_ERROR: _S.SEV3,
+        _K.STORAGE_ERROR: _S.SEV3,
+        _K.STRAGGLER: _S.SEV3,
+        _K.LOSS_ANOMALY: _S.SEV3,
+    }
+)
+"""Severities of the paper and, where it is silent, ours: GPU_LOST, OUT_OF_MEMORY, STORAGE_ERROR and the last two rows."""
+
+ECHOES = frozenset({_K.NCCL_TIMEOUT, _K.NCCL_REMOTE_ERROR, _K.CONNECTION_REFUSED, _K.CONNECTION_RESET, _K.NETWORK_ERROR})
+"""Kinds that the peers of a failed rank report: they name a root cause only when nothing better arrives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Something seen and classified.
+
+    `id` derives from the observation, so that the same one reported twice is one failure.
+    `seen_at` is the observer's wall clock in epoch seconds, `boot` names one life of `node`.
+    """
+
+    id: str
+    kind: ErrorKind
+    method: DetectionMethod
+    seen_at: float
+    job: str | None = None
+    generation: int | None = None
+    node: str | None = None
+    boot: str | None = None
+    rank: int | None = None
+    iteration: int | None = None
+    evidence: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.evidence) > EVIDENCE_LIMIT:
+            half = EVIDENCE_LIMIT // 2 - 8
+            object.__setattr__(self, "evidence", f"{self.evidence[:half]}\n [...]\n{self.evidence[-half:]}")
+
+    @property
+    def severity(self) -> Severity:
+        """The kind's default severity; escalation is the recovery's business."""
+        return DEFAULT_SEVERITY[self.kind]
+
+    @property
+    def is_echo(self) -> bool:
+        """Whether this is what a peer of the really failed rank would report."""
+        return self.kind in ECHOES

@@ -1,0 +1,163 @@
+"""A training job as its owner describes it, and as the cluster sees it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar
+
+from unicron_lib.domain.plans import Assignment, Layout
+
+POSITIVE = (
+    *("num_layers", "hidden_size", "num_attention_heads", "seq_length", "vocab_size", "micro_batch_size"),
+    *("global_batch_size", "train_iters", "save_interval", "save_retain", "log_interval", "min_gpus", "lr"),
+)
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """A training job; keys carry Megatron's names where Megatron has one.
+
+    `throughput_flops` maps a number of GPUs to the achieved FLOP/s of the whole job, T(t, x) of the paper; sizes that
+    it lacks are not offered. Left out, the job's own measurements fill it. `pace_s` is a floor for the duration of one
+    iteration, with which a toy model stands in for a large one.
+    Raises ValueError with one sentence for a value that is out of range or contradicts another one.
+    """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    job: str
+    weight: float = 1.0
+    min_gpus: int = 1
+    max_gpus: int | None = None
+    must_run: bool = False
+    max_restarts: int = 3
+    transition_s: float = 10.0
+    throughput_flops: Mapping[int, float] = field(default_factory=dict)
+
+    num_layers: int = 2
+    hidden_size: int = 64
+    num_attention_heads: int = 4
+    seq_length: int = 64
+    vocab_size: int = 256
+    micro_batch_size: int = 1
+    global_batch_size: int = 8
+    train_iters: int = 100
+    seed: int = 1234
+    lr: float = 1e-3
+    min_lr: float = 1e-4
+    lr_warmup_iters: int = 0
+    weight_decay: float = 0.01
+    clip_grad: float = 1.0
+    params_dtype: str = "float32"
+    data_path: str = "builtin:sonnets"
+    save_interval: int = 20
+    save_retain: int = 3
+    log_interval: int = 1
+    pace_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for broken, sentence in self._checks():
+            if broken:
+                raise ValueError(f"job {self.job!r}: {sentence}")
+
+    def _checks(self) -> tuple[tuple[bool, str], ...]:
+        too_small = [key for key in POSITIVE if getattr(self, key) <= 0]
+        most = self.max_gpus if self.max_gpus is not None else self.min_gpus
+        batches = self.micro_batch_size and self.global_batch_size // self.micro_batch_size
+        return (
+            (not NAME.fullmatch(self.job), "a job's name has 1 to 63 lower-case letters, digits and inner dashes"),
+            (bool(too_small), f"{', '.join(too_small)} must be greater than 0"),
+            (not 0 < self.weight < float("inf"), f"weight is {self.weight}, it must be greater than 0"),
+            (self.transition_s < 0 or self.pace_s < 0, "transition_s and pace_s must not be negative"),
+            (self.max_restarts < 0, "max_restarts must not be negative"),
+            (self.min_gpus > most, f"min_gpus {self.min_gpus} is greater than max_gpus {self.max_gpus}"),
+            (
+                bool(self.micro_batch_size) and self.global_batch_size % self.micro_batch_size != 0,
+                f"global_batch_size {self.global_batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}",
+            ),
+            (
+                self.min_gpus > batches,
+                f"min_gpus {self.min_gpus} leaves ranks without work: a global batch has {batches} micro-batches",
+            ),
+            (
+                bool(self.num_attention_heads) and self.hidden_size % self.num_attention_heads != 0,
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}",
+            ),
+            (self.vocab_size < 256 and self.data_path.startswith("builtin:"), "byte tokens need a vocab_size of at least 256"),
+            (self.params_dtype not in {"float32", "float64", "bfloat16"}, f"params_dtype {self.params_dtype!r} is unknown"),
+            (
+                any(gpus < 1 or not 0 <= flops < float("inf") for gpus, flops in self.throughput_flops.items()),
+                "throughput_flops maps numbers of GPUs (1 or more) to finite FLOP/s",
+            ),
+            (
+                bool(self.throughput_flops) and not self.sizes(max(self.throughput_flops, default=0)),
+                "throughput_flops has no size that min_gpus, max_gpus and the global batch allow",
+            ),
+        )
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of one iteration, over all ranks."""
+        return self.global_batch_size // self.micro_batch_size
+
+    def sizes(self, num_gpus: int) -> tuple[int, ...]:
+        """The numbers of GPUs, up to `num_gpus`, on which the job can run."""
+        most = min(num_gpus, self.num_micro_batches, self.max_gpus or num_gpus)
+        offered = self.throughput_flops or range(self.min_gpus, most + 1)
+        return tuple(x for x in sorted(offered) if self.min_gpus <= x <= most)
+
+    def layout(self, num_gpus: int) -> Layout:
+        """The parallel layout on `num_gpus` GPUs: data parallelism only, for now."""
+        return Layout(tp=1, pp=1, dp=num_gpus)
+
+
+class JobStatus(StrEnum):
+    """A job's life: queued, running (also while it moves), then one of the ends."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+ENDED = frozenset({JobStatus.FINISHED, JobStatus.CANCELLED, JobStatus.FAILED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """A job in the cluster.
+
+    `generation` is the newest one that a plan has decided: the fencing token. `assignment` is where that (or, while a
+    transition runs, the previous) generation lives; `pending` where the running transition moves it.
+    `high_water` is the highest iteration ever reported by a failure or a finish; `stuck_restarts` counts the failures
+    since the last one that came with progress.
+    """
+
+    spec: JobSpec
+    status: JobStatus = JobStatus.QUEUED
+    generation: int = 0
+    assignment: Assignment | None = None
+    pending: Assignment | None = None
+    high_water: int = -1
+    stuck_restarts: int = 0
+    submission: str = ""
+    reason: str = ""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the job holds now."""
+        return self.assignment.num_gpus if self.assignment else 0
+
+    @property
+    def wants_gpus(self) -> bool:
+        """Whether a plan may give it GPUs."""
+        return self.status not in ENDED
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Nodes on which ranks of the job may be running."""
+        held = (assignment for assignment in (self.assignment, self.pending) if assignment)
+        return frozenset(slot.node for assignment in held for slot in assignment.slots)

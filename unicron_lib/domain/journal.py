@@ -1,0 +1,308 @@
+"""The fold: how each event of the journal changes the state of the cluster."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import reduce
+from typing import TypeVar, assert_never
+
+from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus, Node, NodeStatus, PlanState
+from unicron_lib.domain.events import (
+    Event,
+    FailureDetected,
+    FaultInjected,
+    JobCancelled,
+    JobFinished,
+    JobSubmitted,
+    NodeCleared,
+    NodeJoined,
+    NodeSuspected,
+    PlanDecided,
+    RecoveryCompleted,
+    StepCompleted,
+)
+from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure, Severity
+from unicron_lib.domain.jobs import ENDED, JobState, JobStatus
+from unicron_lib.domain.plans import Plan, StepKind, content_id
+from unicron_lib.errors import IllegalTransition
+
+V = TypeVar("V")
+
+
+def incident_id(cause: str) -> str:
+    """The id of the incident that a failure or a planned event with the id `cause` opens."""
+    return content_id("inc", cause)
+
+
+def fold(state: ClusterState, event: Event) -> ClusterState:
+    """The state after `event`, the next entry of the journal. Raises IllegalTransition if it cannot follow."""
+    return replace(_after(state, event), seq=state.seq + 1)
+
+
+def fold_all(events: Iterable[Event], start: ClusterState | None = None) -> ClusterState:
+    """The state after all `events`."""
+    return reduce(fold, events, start or ClusterState())
+
+
+def _after(state: ClusterState, event: Event) -> ClusterState:  # noqa: PLR0911, C901
+    match event:
+        case NodeJoined():
+            return _node_joined(state, event)
+        case NodeSuspected():
+            return _node_status(state, event.node, event.boot, NodeStatus.READY, NodeStatus.SUSPECT, event.at, event.reason)
+        case NodeCleared():
+            return _node_status(state, event.node, event.boot, NodeStatus.SUSPECT, NodeStatus.READY, event.at, "")
+        case FailureDetected():
+            return _failure(state, event.failure, event.at)
+        case JobSubmitted():
+            return _job_submitted(state, event)
+        case JobFinished() | JobCancelled():
+            return _job_ended(state, event)
+        case PlanDecided():
+            return _plan_decided(state, event)
+        case StepCompleted():
+            return _step_completed(state, event)
+        case RecoveryCompleted():
+            return _recovery_completed(state, event)
+        case FaultInjected():
+            return replace(state, faults=_put(state.faults, event.target, event.at))
+        case _:
+            assert_never(event)
+
+
+def _put(table: Mapping[str, V], key: str, value: V) -> dict[str, V]:
+    return {**table, key: value}
+
+
+def _with_job(state: ClusterState, name: str, job: JobState) -> ClusterState:
+    return replace(state, jobs=_put(state.jobs, name, job))
+
+
+def _with_incident(state: ClusterState, incident: Incident) -> ClusterState:
+    return replace(state, incidents=_put(state.incidents, incident.id, incident))
+
+
+# --- nodes -----------------------------------------------------------------------------------------------------------
+
+
+def _node_joined(state: ClusterState, event: NodeJoined) -> ClusterState:
+    before = state.nodes.get(event.node)
+    if before and before.boot == event.boot:
+        return state
+    if before and before.status is not NodeStatus.LOST:
+        state = _failure(state, _lost_unnoticed(before, event), event.at)
+    node = Node(id=event.node, boot=event.boot, address=event.address, num_gpus=event.num_gpus, since=event.at)
+    state = replace(state, nodes=_put(state.nodes, node.id, node))
+    return _with_incident(state, _planned_change(event, node=event.node))
+
+
+def _lost_unnoticed(before: Node, event: NodeJoined) -> Failure:
+    return Failure(
+        id=f"{before.id}/{before.boot}/replaced",
+        kind=ErrorKind.NODE_LOST,
+        method=DetectionMethod.NODE_HEALTH,
+        seen_at=event.at,
+        node=before.id,
+        boot=before.boot,
+        evidence=f"the agent of {before.id} started anew before its old life counted as lost: all its ranks are gone",
+    )
+
+
+def _node_status(
+    state: ClusterState, name: str, boot: str, before: NodeStatus, after: NodeStatus, at: float, reason: str
+) -> ClusterState:
+    node = state.nodes.get(name)
+    if node is None or node.boot != boot or node.status is not before:
+        return state
+    return replace(state, nodes=_put(state.nodes, name, replace(node, status=after, since=at, reason=reason)))
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+def _failure(state: ClusterState, failure: Failure, at: float) -> ClusterState:
+    if failure.job is None:
+        return _node_failure(state, failure, at)
+    job = state.jobs.get(failure.job)
+    if job is None or job.status in ENDED or failure.generation != job.generation:
+        return state
+    incident = _open_incident_of(state, failure.job)
+    state = _with_job(state, failure.job, _with_progress(job, failure, counts=incident is None))
+    if incident is None:
+        return _with_incident(state, _new_incident(failure, (failure.job,), at))
+    joined = replace(incident, failures=(*incident.failures, failure), updated_at=at)
+    return _with_incident(state, _reclassified(joined))
+
+
+def _node_failure(state: ClusterState, failure: Failure, at: float) -> ClusterState:
+    node = state.nodes.get(failure.node or "")
+    if node is None or node.boot != failure.boot or node.status is NodeStatus.LOST:
+        return state
+    if failure.kind is ErrorKind.NODE_LOST:
+        lost = replace(node, status=NodeStatus.LOST, since=at, reason=failure.evidence)
+        state = replace(state, nodes=_put(state.nodes, node.id, lost))
+    jobs = tuple(sorted(name for name, job in state.jobs.items() if node.id in job.nodes and job.status not in ENDED))
+    return _absorb_echoes(state, _new_incident(failure, jobs, at))
+
+
+def _absorb_echoes(state: ClusterState, incident: Incident) -> ClusterState:
+    """A node's failure explains what its jobs have been complaining about: their open incidents become part of it."""
+    explained = [i for i in state.open_incidents if i.is_failure and set(i.jobs) & set(incident.jobs)]
+    for part in explained:
+        state = _with_incident(state, replace(part, status=IncidentStatus.MERGED, merged_into=incident.id))
+    failures = (*incident.failures, *(failure for part in explained for failure in part.failures))
+    opened_at = min((incident.opened_at, *(part.opened_at for part in explained)))
+    jobs = tuple(sorted({*incident.jobs, *(job for part in explained for job in part.jobs)}))
+    return _with_incident(state, _reclassified(replace(incident, failures=failures, jobs=jobs, opened_at=opened_at)))
+
+
+def _new_incident(failure: Failure, jobs: tuple[str, ...], at: float) -> Incident:
+    return Incident(
+        id=incident_id(failure.id),
+        kind=failure.kind,
+        severity=failure.severity,
+        opened_at=at,
+        updated_at=at,
+        failures=(failure,),
+        jobs=jobs,
+        node=failure.node,
+    )
+
+
+def _reclassified(incident: Incident) -> Incident:
+    root = incident.root
+    assert root is not None
+    return replace(incident, kind=root.kind, severity=root.severity, node=root.node)
+
+
+def _open_incident_of(state: ClusterState, job: str) -> Incident | None:
+    return next((i for i in state.open_incidents if i.is_failure and job in i.jobs), None)
+
+
+def _with_progress(job: JobState, failure: Failure, *, counts: bool) -> JobState:
+    iteration = job.high_water if failure.iteration is None else failure.iteration
+    progressed = iteration > job.high_water
+    stuck = job.stuck_restarts if not counts else 0 if progressed else job.stuck_restarts + 1
+    return replace(job, high_water=max(iteration, job.high_water), stuck_restarts=stuck)
+
+
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+def _planned_change(
+    event: NodeJoined | JobSubmitted | JobFinished | JobCancelled, *, node: str | None = None, job: str | None = None
+) -> Incident:
+    return Incident(
+        id=incident_id(event.id),
+        kind=event.type,
+        severity=None,
+        opened_at=event.at,
+        updated_at=event.at,
+        jobs=(job,) if job else (),
+        node=node,
+    )
+
+
+def _job_submitted(state: ClusterState, event: JobSubmitted) -> ClusterState:
+    name = event.spec.job
+    before = state.jobs.get(name)
+    if before and before.status not in ENDED:
+        return state
+    job = JobState(spec=event.spec, submission=event.submission)
+    if before:
+        job = replace(job, generation=before.generation, assignment=before.assignment, pending=before.pending)
+    return _with_incident(_with_job(state, name, job), _planned_change(event, job=name))
+
+
+def _job_ended(state: ClusterState, event: JobFinished | JobCancelled) -> ClusterState:
+    job = state.jobs.get(event.job)
+    if job is None or job.status in ENDED:
+        return state
+    if isinstance(event, JobCancelled):
+        if event.submission != job.submission:
+            return state
+        job = replace(job, status=JobStatus.CANCELLED, reason="cancelled by a user")
+    else:
+        if event.generation != job.generation:
+            return state
+        job = replace(
+            job, status=JobStatus.FINISHED, high_water=event.iteration, reason=f"all {event.iteration} iterations done"
+        )
+    return _absorb_own_failures(_with_job(state, event.job, job), _planned_change(event, job=event.job))
+
+
+def _absorb_own_failures(state: ClusterState, incident: Incident) -> ClusterState:
+    for part in state.open_incidents:
+        if part.is_failure and part.jobs == incident.jobs:
+            state = _with_incident(state, replace(part, status=IncidentStatus.MERGED, merged_into=incident.id))
+    return _with_incident(state, incident)
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+
+def _plan_decided(state: ClusterState, event: PlanDecided) -> ClusterState:
+    plan = event.plan
+    active = state.active_plan
+    if active and active.plan.id != event.supersedes:
+        raise IllegalTransition(f"plan {plan.id} cannot begin: {active.plan.id} is under way, decided at {active.decided_at}")
+    plans = dict(state.plans)
+    if active:
+        plans[active.plan.id] = replace(active, superseded_by=plan.id)
+    plans[plan.id] = PlanState(plan=plan, decided_at=event.at)
+    state = replace(state, plans=plans)
+    for name in plan.incidents:
+        incident = state.incidents[name]
+        state = _with_incident(state, replace(incident, status=IncidentStatus.PLANNED, plan=plan.id, note=plan.reason))
+    for name, reason in plan.quarantined.items():
+        node = replace(state.nodes[name], status=NodeStatus.QUARANTINED, since=event.at, reason=reason)
+        state = replace(state, nodes=_put(state.nodes, name, node))
+    return replace(state, jobs={name: _planned_job(name, job, plan) for name, job in state.jobs.items()})
+
+
+def _planned_job(name: str, job: JobState, plan: Plan) -> JobState:
+    generation = max((step.generation for step in plan.steps if step.job == name), default=job.generation)
+    job = replace(job, generation=generation)
+    if name in plan.stopped:
+        return replace(job, status=JobStatus.FAILED, reason=plan.stopped[name])
+    if name in plan.paused:
+        return replace(job, status=JobStatus.QUEUED, reason="waits for GPUs")
+    assignment = plan.assignment_of(name)
+    return replace(job, status=JobStatus.RUNNING, pending=assignment, reason="") if assignment else job
+
+
+def _step_completed(state: ClusterState, event: StepCompleted) -> ClusterState:
+    plan = state.plans.get(event.plan)
+    step = next((s for s in plan.plan.steps if s.id == event.id), None) if plan else None
+    if plan is None or step is None:
+        raise IllegalTransition(f"step {event.id} of plan {event.plan} is done, but no such step was ever decided")
+    results = {**plan.results, step.id: event.result}
+    state = replace(state, plans=_put(state.plans, event.plan, replace(plan, results=results)))
+    job = state.jobs[step.job]
+    if not plan.is_active:
+        return state
+    if step.kind is StepKind.STOP:
+        return _with_job(state, step.job, replace(job, assignment=None))
+    if step.kind is StepKind.LAUNCH:
+        return _with_job(state, step.job, replace(job, assignment=job.pending))
+    return state
+
+
+def _recovery_completed(state: ClusterState, event: RecoveryCompleted) -> ClusterState:
+    plan = state.plans.get(event.plan)
+    if plan is None or not plan.is_active:
+        raise IllegalTransition(f"plan {event.plan} is complete, but it is not the one under way ({state.active_plan})")
+    missing = [step.id for step in plan.plan.steps if step.id not in plan.results]
+    if missing:
+        raise IllegalTransition(f"plan {event.plan} is complete, but its steps {', '.join(missing)} are not done")
+    state = replace(state, plans=_put(state.plans, event.plan, replace(plan, finished_at=event.at)))
+    for name in plan.plan.incidents:
+        incident = replace(state.incidents[name], status=IncidentStatus.CLOSED, closed_at=event.at)
+        state = _with_incident(state, incident)
+    moved = {step.job for step in plan.plan.steps}
+    jobs = {name: replace(job, pending=None) if name in moved else job for name, job in state.jobs.items()}
+    return replace(state, jobs=jobs)
+
+
+def severity_name(severity: Severity | None) -> str:
+    """`SEV2`, or a dash for planned changes."""
+    return severity.name if severity is not None else "-"

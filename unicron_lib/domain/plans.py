@@ -1,0 +1,132 @@
+"""Plans: who gets which GPUs, why, and the steps from here to there."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Sizes of tensor, pipeline and data parallelism."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that the layout takes."""
+        return self.tp * self.pp * self.dp
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Slot:
+    """One GPU of a node."""
+
+    node: str
+    gpu: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """A generation of a job on its GPUs: `slots[r]` is where rank r lives."""
+
+    job: str
+    generation: int
+    layout: Layout
+    slots: tuple[Slot, ...]
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that the job gets."""
+        return len(self.slots)
+
+    def ranks_on(self, node: str) -> tuple[tuple[int, int], ...]:
+        """Pairs (rank, gpu) on `node`."""
+        return tuple((rank, slot.gpu) for rank, slot in enumerate(self.slots) if slot.node == node)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Nodes in the order of their first rank."""
+        return tuple(dict.fromkeys(slot.node for slot in self.slots))
+
+
+class PlanKind(StrEnum):
+    """How far a plan reaches."""
+
+    REATTEMPT = "reattempt"
+    RESTART = "restart"
+    REALLOCATE = "reallocate"
+
+
+class StepKind(StrEnum):
+    """What a step of a transition does to one job."""
+
+    DRAIN = "drain"
+    STOP = "stop"
+    RESTORE = "restore"
+    LAUNCH = "launch"
+    RESUME = "resume"
+
+
+STEP_ORDER = (StepKind.DRAIN, StepKind.STOP, StepKind.RESTORE, StepKind.LAUNCH, StepKind.RESUME)
+"""Jobs go through these together: no job is launched before every GPU that it takes over is free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One idempotent step; `id` derives from the plan and the content and is the key of its effect.
+
+    `generation` is the one that the step makes ready (LAUNCH, ...) or everything below it (DRAIN, STOP).
+    `nodes` are those that the step talks to.
+    """
+
+    id: str
+    kind: StepKind
+    job: str
+    generation: int
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the cluster will look like, and why.
+
+    `assignments` holds the jobs that the plan moves or (re)starts, jobs that it leaves alone are not in it; `paused` are
+    the jobs that lose all GPUs. `gpus` is the whole allocation. `gain` and `upper_bound` in FLOP (paper, section 5).
+    `id` derives from the content.
+    """
+
+    id: str
+    kind: PlanKind
+    incidents: tuple[str, ...]
+    attempt: int
+    basis_seq: int
+    reason: str
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    assignments: tuple[Assignment, ...] = ()
+    paused: tuple[str, ...] = ()
+    stopped: Mapping[str, str] = field(default_factory=dict)
+    quarantined: Mapping[str, str] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
+    gain: float = 0.0
+    upper_bound: float = 0.0
+    optimal: bool = True
+    method: str = ""
+    solve_s: float = 0.0
+
+    @property
+    def gap(self) -> float:
+        """Certified relative distance from the optimum, 0.0 when it is the optimum."""
+        return 0.0 if self.optimal else (self.upper_bound - self.gain) / max(abs(self.upper_bound), 1e-30)
+
+    def assignment_of(self, job: str) -> Assignment | None:
+        """The new assignment of `job` if this plan moves it."""
+        return next((a for a in self.assignments if a.job == job), None)
+
+
+def content_id(prefix: str, *parts: object) -> str:
+    """A short id that is the same for the same content: `prefix-` and 10 hex digits of SHA-256."""
+    digest = hashlib.sha256("\x1f".join(str(part) for part in parts).encode()).hexdigest()
+    return f"{prefix}-{digest[:10]}"

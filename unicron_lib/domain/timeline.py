@@ -1,0 +1,63 @@
+"""How long an incident took, phase by phase, read off the folded journal."""
+
+from dataclasses import dataclass
+
+from unicron_lib.domain.cluster import ClusterState, Incident, PlanState
+from unicron_lib.domain.plans import StepKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds of each phase; None where it has not happened, or where nobody knows when the fault began.
+
+    `detection_s` from the fault to the journal, `decision_s` to the plan, `transition_s` to the last step,
+    `first_iteration_s` from the fault (else from the journal entry) to the first new iteration of the last affected job.
+    `lost_iterations` had to be computed again, summed over the jobs.
+    """
+
+    detection_s: float | None
+    decision_s: float | None
+    transition_s: float | None
+    first_iteration_s: float | None
+    lost_iterations: int
+
+
+def timing(state: ClusterState, incident: Incident) -> Timing:
+    """The phases of `incident`."""
+    plan = state.plans.get(incident.plan or "")
+    began = _fault_at(state, incident)
+    zero = incident.opened_at if began is None else began
+    resumed = [float(at) for at in _results(plan, incident, StepKind.RESUME, "first_iteration_at")]
+    return Timing(
+        detection_s=None if began is None else incident.opened_at - began,
+        decision_s=plan.decided_at - incident.opened_at if plan else None,
+        transition_s=plan.finished_at - plan.decided_at if plan and plan.finished_at else None,
+        first_iteration_s=max(resumed) - zero if resumed else None,
+        lost_iterations=sum(_lost(plan, incident, job) for job in incident.jobs),
+    )
+
+
+def _fault_at(state: ClusterState, incident: Incident) -> float | None:
+    root = incident.root
+    if root is None:
+        return None
+    targets = {f"{root.job}/{root.rank}", str(root.node)} if root.job else {str(root.node)}
+    times = [at for target, at in state.faults.items() if target in targets and at <= incident.opened_at]
+    return max(times, default=None)
+
+
+def _results(plan: PlanState | None, incident: Incident, kind: StepKind, key: str) -> list[float]:
+    if plan is None:
+        return []
+    steps = [s for s in plan.plan.steps if s.kind is kind and (not incident.jobs or s.job in incident.jobs)]
+    values = [plan.results[s.id].get(key) for s in steps if s.id in plan.results]
+    return [float(value) for value in values if value is not None]
+
+
+def _lost(plan: PlanState | None, incident: Incident, job: str) -> int:
+    reached = [f.iteration for f in incident.failures if f.job == job and f.iteration is not None]
+    if plan is None or not reached:
+        return 0
+    step = next((s for s in plan.plan.steps if s.job == job and s.kind is StepKind.RESTORE), None)
+    restored = plan.results.get(step.id, {}).get("iteration") if step else None
+    return max(0, max(reached) - int(restored)) if restored is not None else 0

@@ -1,0 +1,1 @@
+"""Throughput, value, allocation, placement and transition: pure functions from state to plan."""

@@ -1,0 +1,107 @@
+"""The one module that calls the solver: a one-hot model in cvxpy, solved by HiGHS.
+
+cvxpy and HiGHS answer some bad inputs with other exceptions than they document, and some time-outs with an invalid
+solution that looks like a valid one. Here all of that becomes a `Solution`, and a solution that is handed out has
+been checked in integers. cvxpy takes 1.5 s to import: it happens on first use.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from unicron_lib.planning.knapsack import Counts, Options
+
+LARGEST_COEFFICIENT = 1e6
+"""HiGHS goes wrong with raw FLOP (1e22), and with 1e6 still tells values apart that differ by 1e-9 of the largest."""
+
+FEASIBLE = 2
+"""HiGHS's `kSolutionStatusFeasible`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """What the solver said: `counts` is None if it found nothing; `proved` if they are the optimum."""
+
+    counts: Counts | None
+    proved: bool
+    status: str
+
+
+def solve(tables: Sequence[Options], capacity: int, *, time_limit_s: float) -> Solution:
+    """Choose one option per job with the greatest sum of gains and at most `capacity` GPUs. Raises nothing."""
+    import cvxpy as cp
+
+    _swallow_banner()
+    try:
+        problem, chosen, unit = _model(cp, tables, capacity)
+        problem.solve(solver=cp.HIGHS, **_settings(time_limit_s, unit))
+    except (cp.error.SolverError, ValueError) as error:
+        # cvxpy reports an unknown status of HiGHS as ValueError "Cannot unpack invalid solution"
+        return Solution(counts=None, proved=False, status=f"{type(error).__name__}: {error}")
+    status = str(problem.status)
+    if status not in {cp.OPTIMAL, cp.OPTIMAL_INACCURATE, cp.USER_LIMIT} or not _is_real(problem):
+        return Solution(counts=None, proved=False, status=status)
+    counts = _counts(tables, capacity, chosen.value)
+    return Solution(counts=counts, proved=status == cp.OPTIMAL and counts is not None, status=status)
+
+
+def warm_up() -> None:
+    """Import cvxpy and solve once, so that the next plan takes milliseconds."""
+    column = np.arange(2, dtype=np.int64)
+    solve((Options(counts=column, gains=column, values=column),), 1, time_limit_s=5.0)
+
+
+@functools.cache
+def _swallow_banner() -> None:
+    """Let HiGHS's greeting go nowhere: its first instance prints it on stdout, whatever the options of the solve say."""
+    import highspy
+
+    # the base class is bare of the callbacks, whose set-up prints before an option can be set
+    silent = highspy.Highs.__base__()
+    silent.setOptionValue("log_to_console", False)
+    silent.addVar(0.0, 1.0)
+
+
+def _model(cp: Any, tables: Sequence[Options], capacity: int) -> tuple[Any, Any, float]:
+    """The problem, its variable, and how much one unit of gain is in its objective."""
+    sizes = [len(table) for table in tables]
+    owners = np.repeat(np.arange(len(tables)), sizes)
+    # shifted to each job's smallest option: smaller numbers, and no job's constant drowns another's differences
+    gains = np.concatenate([table.gains - table.gains[0] for table in tables])
+    extra = np.concatenate([table.counts - table.counts[0] for table in tables])
+    left = capacity - sum(int(table.counts[0]) for table in tables)
+    scale = min(1.0, LARGEST_COEFFICIENT / max(1, int(np.abs(gains).max())))
+    chosen = cp.Variable(len(owners), boolean=True)
+    one_each = (owners == np.arange(len(tables))[:, None]).astype(float)
+    problem = cp.Problem(cp.Maximize((gains * scale) @ chosen), [one_each @ chosen == 1, extra @ chosen <= left])
+    return problem, chosen, scale
+
+
+def _settings(time_limit_s: float, unit: float) -> dict[str, float | int]:
+    return {
+        # the default starts a thread pool, and a process forked after that hangs in its first solve
+        "threads": 1,
+        "time_limit": time_limit_s,
+        "mip_rel_gap": 0.0,
+        "mip_abs_gap": 0.99 * unit,
+        "mip_feasibility_tolerance": 1e-9,
+    }
+
+
+def _is_real(problem: Any) -> bool:
+    """Whether there is a solution: after a time-out without one, cvxpy shows zeros under the same status."""
+    stats = problem.solver_stats.extra_stats
+    return getattr(stats, "primal_solution_status", None) == FEASIBLE
+
+
+def _counts(tables: Sequence[Options], capacity: int, values: Any) -> Counts | None:
+    """The solution in integers, None if it breaks the model's own rules."""
+    ends = np.cumsum([len(table) for table in tables])[:-1]
+    parts = np.split(np.rint(np.asarray(values)), ends)
+    if any(part.sum() != 1 for part in parts):
+        return None
+    counts = tuple(int(table.counts[part.argmax()]) for table, part in zip(tables, parts, strict=True))
+    return counts if sum(counts) <= capacity else None

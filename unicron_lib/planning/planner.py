@@ -1,0 +1,193 @@
+"""From the state of the cluster and the decision to respond, to a plan: pure, except that it reads a timer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from unicron_lib.domain.actions import Respond
+from unicron_lib.domain.cluster import ClusterState, Node
+from unicron_lib.domain.jobs import JobState, JobStatus
+from unicron_lib.domain.plans import Assignment, Plan, PlanKind, Slot, content_id
+from unicron_lib.planning import explain, placement, throughput, transition
+from unicron_lib.planning.allocation import Allocation, NotEnoughGpus, Request, allocate
+from unicron_lib.planning.waf import Demand
+
+IN_PLACE = "in place"
+"""The method of a plan that needed no allocation."""
+
+
+def make_plan(
+    state: ClusterState,
+    respond: Respond,
+    *,
+    measured: Mapping[str, Mapping[int, float]],
+    mtbf_gpu_s: float,
+    granularity_gpus: int | None = None,
+    time_limit_s: float = 10.0,
+    timer: Callable[[], float],
+) -> Plan:
+    """The plan that `respond` asks for.
+
+    `measured` holds FLOP/s by job and number of GPUs, for jobs without a table of their own. A reattempt or restart
+    keeps every job where it is and asks no solver; if GPUs that it needs are gone, it becomes a reallocation. A job
+    that gets no GPUs is paused with a reason. Raises UserError for a throughput that is not finite or negative.
+    """
+    if respond.kind is not PlanKind.REALLOCATE:
+        plan = _in_place(state, respond)
+        if plan is not None:
+            return plan
+    scene = _Scene(state=state, respond=respond)
+    demands = scene.demands(measured, granularity_gpus or 1)
+    request = Request(demands=demands, num_gpus=scene.num_gpus, mtbf_gpu_s=mtbf_gpu_s)
+    notes: tuple[str, ...] = ()
+    try:
+        allocation = allocate(request, timer=timer, time_limit_s=time_limit_s)
+    except NotEnoughGpus as error:
+        notes = (f"{error}: jobs that must run wait too",)
+        anyone = tuple(replace(demand, must_run=False) for demand in demands)
+        allocation = allocate(replace(request, demands=anyone), timer=timer, time_limit_s=time_limit_s)
+    return _reallocation(scene, allocation, demands, notes)
+
+
+def current_slots(job: JobState) -> tuple[Slot, ...]:
+    """The GPUs that the newest plan gave to the job, whether or not its transition is done."""
+    newest = (a for a in (job.pending, job.assignment) if a and a.generation == job.generation)
+    return next((assignment.slots for assignment in newest), ())
+
+
+def is_moving(job: JobState) -> bool:
+    """Whether the job cannot be left alone: an unfinished plan has touched it, or its ranks are of an earlier life."""
+    is_replaced = job.assignment is not None and job.assignment.generation != job.generation
+    return job.pending is not None or is_replaced or (job.status is JobStatus.QUEUED and bool(job.nodes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scene:
+    """What a reallocation looks at."""
+
+    state: ClusterState
+    respond: Respond
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(node for node in self.state.healthy_nodes if node.id not in self.respond.quarantine)
+
+    @property
+    def num_gpus(self) -> int:
+        return sum(node.num_gpus for node in self.nodes)
+
+    @property
+    def jobs(self) -> dict[str, JobState]:
+        """Those that want GPUs."""
+        stopped = self.respond.stop
+        return {name: job for name, job in sorted(self.state.jobs.items()) if job.wants_gpus and name not in stopped}
+
+    @property
+    def touched(self) -> frozenset[str]:
+        """Jobs that need a new generation even if their size stays."""
+        usable = {node.id for node in self.nodes}
+        hit = {name for name, job in self.jobs.items() if is_moving(job) or not job.nodes <= usable}
+        return frozenset(hit.union(self.respond.faulted))
+
+    def demands(self, measured: Mapping[str, Mapping[int, float]], granularity_gpus: int) -> tuple[Demand, ...]:
+        profiles = throughput.profiles([job.spec for job in self.jobs.values()], measured)
+        return tuple(
+            Demand(
+                job=name,
+                throughput_flops=throughput.table(
+                    job.spec,
+                    profiles[name],
+                    num_gpus=max(self.num_gpus, job.spec.min_gpus, *job.spec.throughput_flops),
+                    granularity_gpus=granularity_gpus,
+                ),
+                weight=job.spec.weight,
+                current_gpus=len(current_slots(job)),
+                current_flops=profiles[name].flops(len(current_slots(job))),
+                faulted=name in self.touched,
+                must_run=job.spec.must_run,
+                transition_s=job.spec.transition_s,
+            )
+            for name, job in self.jobs.items()
+        )
+
+
+def _reallocation(scene: _Scene, allocation: Allocation, demands: tuple[Demand, ...], notes: tuple[str, ...]) -> Plan:
+    jobs = scene.jobs
+    current = {name: current_slots(job) for name, job in jobs.items()}
+    placed = placement.place(allocation.gpus, current, scene.nodes)
+    assignments = tuple(
+        _next_generation(jobs[name], slots)
+        for name, slots in placed.items()
+        if slots and (name in scene.touched or slots != current[name])
+    )
+    emptied = {name for name, job in jobs.items() if not placed[name] and job.nodes}
+    ended = {name for name, job in scene.state.jobs.items() if name not in jobs and job.nodes}
+    total = sum(node.num_gpus for node in scene.state.nodes.values())
+    moved = sorted(a.job for a in assignments if a.num_gpus == len(current[a.job]))
+    freed = sorted(ended)
+    notes += (f"Starts again at the same size: {', '.join(moved)}",) if moved else ()
+    notes += (f"GPUs are taken from jobs that have ended: {', '.join(freed)}",) if freed else ()
+    reason = explain.allocation_reason(
+        allocation, demands, cause=scene.respond.reason, num_gpus=scene.num_gpus, total_gpus=total, notes=notes
+    )
+    plan = Plan(
+        id="",
+        kind=PlanKind.REALLOCATE,
+        incidents=scene.respond.incidents,
+        attempt=scene.respond.attempt,
+        basis_seq=scene.state.seq,
+        reason=reason,
+        gpus=allocation.gpus,
+        assignments=assignments,
+        paused=tuple(sorted(emptied)),
+        stopped=scene.respond.stop,
+        quarantined=scene.respond.quarantine,
+        gain=allocation.gain,
+        upper_bound=allocation.upper_bound,
+        optimal=allocation.optimal,
+        method=allocation.method,
+        solve_s=allocation.solve_s,
+    )
+    return _completed(scene.state, plan, freed=freed)
+
+
+def _in_place(state: ClusterState, respond: Respond) -> Plan | None:
+    """The same GPUs, a new generation; None if some of those GPUs are gone.
+
+    What a superseded plan was moving or stopping is carried on: nothing else would.
+    """
+    healthy = {node.id for node in state.healthy_nodes}.difference(respond.quarantine)
+    wanted = {name: job for name, job in sorted(state.jobs.items()) if job.wants_gpus and name not in respond.stop}
+    again = {name: current_slots(job) for name, job in wanted.items() if name in respond.faulted or is_moving(job)}
+    if any(slot.node not in healthy for slots in again.values() for slot in slots):
+        return None
+    assignments = tuple(_next_generation(wanted[name], slots) for name, slots in again.items() if slots)
+    emptied = {name for name in again if is_moving(wanted[name]) and not again[name]}
+    stopped = {name for name in respond.stop if name in state.jobs and state.jobs[name].nodes}
+    paused = tuple(sorted(emptied))
+    restarted = {assignment.job: assignment.num_gpus for assignment in assignments}
+    plan = Plan(
+        id="",
+        kind=respond.kind,
+        incidents=respond.incidents,
+        attempt=respond.attempt,
+        basis_seq=state.seq,
+        reason=explain.restart_reason(cause=respond.reason, restarted=restarted, stopped=sorted(emptied | stopped)),
+        gpus={name: len(current_slots(job)) for name, job in wanted.items()},
+        assignments=assignments,
+        paused=paused,
+        stopped=respond.stop,
+        quarantined=respond.quarantine,
+        method=IN_PLACE,
+    )
+    return _completed(state, plan, freed=sorted(stopped))
+
+
+def _next_generation(job: JobState, slots: tuple[Slot, ...]) -> Assignment:
+    return Assignment(job=job.spec.job, generation=job.generation + 1, layout=job.spec.layout(len(slots)), slots=slots)
+
+
+def _completed(state: ClusterState, plan: Plan, *, freed: Sequence[str]) -> Plan:
+    """The plan with its id, which derives from its content, and its steps; `freed` are jobs that have ended."""
+    content = (plan.kind, *plan.incidents, plan.attempt, plan.basis_seq, *plan.assignments, plan.paused, sorted(plan.stopped))
+    plan_id = content_id("plan", *content)
+    return replace(plan, id=plan_id, steps=transition.steps(state, plan_id, plan.assignments, (*plan.paused, *freed)))

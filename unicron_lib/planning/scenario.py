@@ -1,0 +1,218 @@
+"""The scenario file of `unicron plan`: what-if, without a cluster."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from unicron_lib.errors import UserError
+from unicron_lib.planning import explain
+from unicron_lib.planning.allocation import Allocation, Request, allocate
+from unicron_lib.planning.waf import Demand
+
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Keys(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Cluster(_Keys):
+    """The cluster before the loss; `mtbf_gpu_s` is the mean time between failures of one GPU, in seconds."""
+
+    num_nodes: Annotated[int, Field(ge=1)]
+    gpus_per_node: Annotated[int, Field(ge=1)]
+    mtbf_gpu_s: Positive
+
+
+class Job(_Keys):
+    """A job of the scenario; `transition_s` may be left out if the job does not run."""
+
+    job: Annotated[str, Field(min_length=1)]
+    throughput_flops: Mapping[Annotated[int, Field(ge=1)], NotNegative]
+    weight: Positive = 1.0
+    current_gpus: Count = 0
+    faulted: bool = False
+    min_gpus: Annotated[int, Field(ge=1)] = 1
+    max_gpus: Annotated[int, Field(ge=1)] | None = None
+    must_run: bool = False
+    transition_s: NotNegative | None = None
+
+
+class Scenario(_Keys):
+    """A cluster, what it loses, and the jobs that share the rest."""
+
+    cluster: Cluster
+    jobs: Annotated[tuple[Job, ...], Field(min_length=1)]
+    lost_nodes: Count = 0
+    granularity_gpus: Annotated[int, Field(ge=1)] | None = None
+    time_limit_s: NotNegative = 10.0
+
+    @property
+    def num_gpus(self) -> int:
+        """Healthy GPUs, n'."""
+        return (self.cluster.num_nodes - self.lost_nodes) * self.cluster.gpus_per_node
+
+    @property
+    def total_gpus(self) -> int:
+        """GPUs before the loss."""
+        return self.cluster.num_nodes * self.cluster.gpus_per_node
+
+
+def read(path: Path) -> Scenario:
+    """Read a scenario from a YAML or JSON file. Raises UserError with one sentence for whatever is wrong in it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        return parse(_document(text))
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
+
+
+def _document(text: str) -> object:
+    # not all JSON is YAML for PyYAML: tabs are not
+    try:
+        return json.loads(text, object_pairs_hook=_without_doubles)
+    except json.JSONDecodeError:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 it is a SafeLoader
+
+
+def parse(document: object) -> Scenario:
+    """Check a scenario. Raises UserError with one sentence that names the job and the key."""
+    if not isinstance(document, Mapping):
+        raise UserError("a scenario is a mapping with the keys cluster and jobs")
+    try:
+        scenario = Scenario.model_validate(document)
+    except ValidationError as error:
+        raise UserError(_sentence(error, document)) from None
+    _check_capacity(scenario)
+    for job in scenario.jobs:
+        _check_job(job)
+    return scenario
+
+
+def answer(scenario: Scenario, *, timer: Callable[[], float]) -> dict[str, Any]:
+    """The object that `unicron plan --json` prints. Raises NotEnoughGpus if the jobs that must run do not fit."""
+    demands = demands_of(scenario)
+    request = Request(demands=demands, num_gpus=scenario.num_gpus, mtbf_gpu_s=scenario.cluster.mtbf_gpu_s)
+    allocation = allocate(request, timer=timer, time_limit_s=scenario.time_limit_s)
+    running = {job: num_gpus for job, num_gpus in allocation.gpus.items() if num_gpus}
+    return {
+        "gpus": allocation.gpus,
+        "layout": {job: {"tp": 1, "pp": 1, "dp": num_gpus} for job, num_gpus in running.items()},
+        "gain": allocation.gain,
+        "upper_bound": allocation.upper_bound,
+        "gap": allocation.gap,
+        "optimal": allocation.optimal,
+        "method": allocation.method,
+        "solve_s": allocation.solve_s,
+        "reason": _reason(scenario, allocation, demands),
+    }
+
+
+def demands_of(scenario: Scenario) -> tuple[Demand, ...]:
+    """The jobs as the allocation sees them. A present size that the table lacks counts as T = 0 (paper: F = 0)."""
+    step = scenario.granularity_gpus or scenario.cluster.gpus_per_node
+    return tuple(
+        Demand(
+            job=job.job,
+            throughput_flops={
+                size: flops
+                for size, flops in job.throughput_flops.items()
+                if job.min_gpus <= size <= (job.max_gpus or size) and size % step == 0
+            },
+            weight=job.weight,
+            current_gpus=job.current_gpus,
+            current_flops=job.throughput_flops.get(job.current_gpus, 0.0),
+            faulted=job.faulted,
+            must_run=job.must_run,
+            transition_s=job.transition_s or 0.0,
+        )
+        for job in scenario.jobs
+    )
+
+
+def _reason(scenario: Scenario, allocation: Allocation, demands: tuple[Demand, ...]) -> str:
+    lost = scenario.lost_nodes
+    faulted = sorted(job.job for job in scenario.jobs if job.faulted)
+    cause = f"{lost} node{'s are' if lost > 1 else ' is'} lost" if lost else "No node is lost"
+    cause += f", a worker of {', '.join(faulted)} failed" if faulted else ""
+    unknown = sorted(j.job for j in scenario.jobs if j.current_gpus and j.current_gpus not in j.throughput_flops)
+    note = f"The present throughput of {', '.join(unknown)} is not in the table: leaving that size counts as free"
+    return explain.allocation_reason(
+        allocation,
+        demands,
+        cause=cause,
+        num_gpus=scenario.num_gpus,
+        total_gpus=scenario.total_gpus,
+        notes=(note,) if unknown else (),
+    )
+
+
+def _check_capacity(scenario: Scenario) -> None:
+    twice = [job for job, times in Counter(job.job for job in scenario.jobs).items() if times > 1]
+    held = sum(job.current_gpus for job in scenario.jobs)
+    if twice:
+        raise UserError(f"job {twice[0]}: the name is used more than once, give each job its own")
+    if scenario.lost_nodes > scenario.cluster.num_nodes:
+        raise UserError(f"lost_nodes is {scenario.lost_nodes}, the cluster has only num_nodes: {scenario.cluster.num_nodes}")
+    if held > scenario.total_gpus:
+        raise UserError(f"current_gpus add up to {held}, the cluster has only {scenario.total_gpus} GPUs")
+
+
+def _check_job(job: Job) -> None:
+    at = f"job {job.job}:"
+    if job.max_gpus is not None and job.min_gpus > job.max_gpus:
+        raise UserError(f"{at} min_gpus {job.min_gpus} is greater than max_gpus {job.max_gpus}")
+    if not job.throughput_flops:
+        raise UserError(f"{at} throughput_flops is empty, list at least one number of GPUs with its FLOP/s")
+    if job.min_gpus > max(job.throughput_flops):
+        raise UserError(f"{at} min_gpus {job.min_gpus} is greater than every size in throughput_flops")
+    if job.transition_s is None and job.current_gpus:
+        raise UserError(f"{at} transition_s is missing, it is what moving a running job costs in seconds")
+
+
+def _without_doubles(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    twice = [key for key, times in Counter(key for key, _ in pairs).items() if times > 1]
+    if twice:
+        raise UserError(f"the key {twice[0]} comes twice in one mapping, remove one of the two")
+    return dict(pairs)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that comes twice, of which PyYAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        _without_doubles([(str(self.construct_object(key, deep=True)), None) for key, _ in node.value])
+        return super().construct_mapping(node, deep)
+
+
+def _sentence(error: ValidationError, document: Mapping[Any, Any]) -> str:
+    """The first finding of pydantic as `job gpt-a: weight is -1: input should be greater than 0`."""
+    found = error.errors()[0]
+    where = [str(part) for part in found["loc"] if part != "[key]"]
+    subject = ""
+    if len(where) > 1 and where[0] == "jobs":
+        subject, where = f"job {_name(document, int(where[1]))}: ", where[2:]
+    key = " of ".join(reversed(where)) or "the job"
+    if found["type"] == "missing":
+        return f"{subject}the key {key} is missing"
+    if found["type"] == "extra_forbidden":
+        return f"{subject}the key {key} is unknown, remove it or correct its spelling"
+    value = found["input"]
+    shown = "" if isinstance(value, (dict, list)) else f" is {value!r}"
+    return f"{subject}{key}{shown}: {found['msg'][0].lower()}{found['msg'][1:]}"
+
+
+def _name(document: Mapping[Any, Any], index: int) -> str:
+    job = document["jobs"][index]
+    name = job.get("job") if isinstance(job, Mapping) else None
+    return str(name) if name else f"number {index + 1}"

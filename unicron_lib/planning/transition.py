@@ -1,0 +1,44 @@
+"""The steps from the present to a plan."""
+
+from collections.abc import Iterable
+
+from unicron_lib.domain.cluster import ClusterState, NodeStatus
+from unicron_lib.domain.jobs import JobState, JobStatus
+from unicron_lib.domain.plans import STEP_ORDER, Assignment, Step, StepKind, content_id
+
+
+def steps(state: ClusterState, plan_id: str, assignments: Iterable[Assignment], emptied: Iterable[str]) -> tuple[Step, ...]:
+    """The steps of a plan that gives `assignments` and takes all GPUs of the jobs `emptied` (paused or ended).
+
+    A job that may have live ranks is drained and stopped wherever they may be; one with an assignment is then restored,
+    launched and resumed. All jobs go through `STEP_ORDER` together. A step's generation is the new one of its job.
+    """
+    goals: list[tuple[str, int, Assignment | None]] = [(a.job, a.generation, a) for a in assignments]
+    goals += [(job, state.jobs[job].generation + 1, None) for job in emptied]
+    made = [
+        Step(id=content_id("step", plan_id, kind, job, generation), kind=kind, job=job, generation=generation, nodes=nodes)
+        for job, generation, assignment in goals
+        for kind, nodes in _steps_of(state, state.jobs[job], assignment)
+    ]
+    return tuple(sorted(made, key=lambda step: (STEP_ORDER.index(step.kind), step.job)))
+
+
+def _steps_of(state: ClusterState, job: JobState, assignment: Assignment | None) -> list[tuple[StepKind, tuple[str, ...]]]:
+    found: list[tuple[StepKind, tuple[str, ...]]] = []
+    reachable = _reachable(state, job)
+    # the ranks of a finished job have saved their last checkpoint and left
+    if reachable and job.status is not JobStatus.FINISHED:
+        found.append((StepKind.DRAIN, reachable))
+    # also when no node is left to talk to: it is what takes the GPUs from the job and fences its generation
+    if job.nodes:
+        found.append((StepKind.STOP, reachable))
+    if assignment:
+        found.append((StepKind.RESTORE, ()))
+        found += [(StepKind.LAUNCH, assignment.nodes), (StepKind.RESUME, assignment.nodes)]
+    return found
+
+
+def _reachable(state: ClusterState, job: JobState) -> tuple[str, ...]:
+    """Nodes on which ranks of the job may be running and whose agent may still answer."""
+    lost = (name for name in job.nodes if name not in state.nodes or state.nodes[name].status is NodeStatus.LOST)
+    return tuple(sorted(job.nodes.difference(lost)))

@@ -1,0 +1,95 @@
+"""The story of an incident in words, for `unicron explain` and the Prefect UI."""
+
+from datetime import UTC, datetime
+
+from unicron_lib.domain.cluster import ClusterState, Incident, PlanState
+from unicron_lib.domain.journal import severity_name
+from unicron_lib.domain.plans import Step
+from unicron_lib.domain.timeline import timing
+
+
+def clock(at: float) -> str:
+    """A wall clock with milliseconds, UTC."""
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S.%f")[:-3]
+
+
+def incident_markdown(state: ClusterState, name: str) -> str:
+    """What happened, what was decided and why, as markdown with tables. Raises KeyError for an unknown incident."""
+    incident = state.incidents[name]
+    plan = state.plans.get(incident.plan or "")
+    parts = [f"# {incident.kind}: {headline(incident)}", _summary(state, incident), _evidence(incident)]
+    if plan:
+        parts += [f"## Decision\n{plan.plan.reason}", _allocation(state, plan), _steps(plan)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def headline(incident: Incident) -> str:
+    """Who is concerned, in a few words."""
+    root = incident.root
+    if root is None:
+        return incident.node or ", ".join(incident.jobs) or "the cluster"
+    if root.job is None:
+        return str(root.node)
+    return root.job + ("" if root.rank is None else f" rank {root.rank}") + (f" at {root.node}" if root.node else "")
+
+
+def _summary(state: ClusterState, incident: Incident) -> str:
+    took = timing(state, incident)
+    rows = [
+        ("severity", severity_name(incident.severity)),
+        ("status", str(incident.status)),
+        ("opened", f"{clock(incident.opened_at)} UTC"),
+        ("seen after", _seconds(took.detection_s)),
+        ("decided after", _seconds(took.decision_s)),
+        ("transition", _seconds(took.transition_s)),
+        ("first new iteration after", _seconds(took.first_iteration_s)),
+        ("iterations computed again", str(took.lost_iterations)),
+    ]
+    return "| | |\n|---|---|\n" + "\n".join(f"| {key} | {value} |" for key, value in rows)
+
+
+def _evidence(incident: Incident) -> str:
+    if not incident.failures:
+        return ""
+    rows = [
+        f"| {clock(f.seen_at)} | {f.kind} | {f.job or ''} {'' if f.rank is None else f.rank} | {f.node or ''} | {f.method} "
+        f"| {_cell(f.evidence)} |"
+        for f in sorted(incident.failures, key=lambda failure: failure.seen_at)
+    ]
+    return "## Seen\n| at | kind | rank | node | by | evidence |\n|---|---|---|---|---|---|\n" + "\n".join(rows)
+
+
+def _allocation(state: ClusterState, progress: PlanState) -> str:
+    plan = progress.plan
+    rows = [
+        f"| {job} | {gpus} | {_where(progress, job)} | {state.jobs[job].spec.weight:g} |"
+        for job, gpus in sorted(plan.gpus.items())
+    ]
+    told = f"Gain {plan.gain:.4g} of at most {plan.upper_bound:.4g} FLOP, gap {plan.gap:.2%}, by {plan.method or 'rule'}"
+    told += f" in {plan.solve_s * 1e3:.0f} ms." if plan.method else "."
+    return f"{told}\n\n| job | GPUs | where | weight |\n|---|---|---|---|\n" + "\n".join(rows) if rows else told
+
+
+def _where(progress: PlanState, job: str) -> str:
+    assignment = progress.plan.assignment_of(job)
+    return "stays" if assignment is None else ", ".join(f"{slot.node}:{slot.gpu}" for slot in assignment.slots)
+
+
+def _steps(progress: PlanState) -> str:
+    rows = [f"| {step.kind} | {step.job} | {_told(progress, step)} |" for step in progress.plan.steps]
+    return "## Steps\n| step | job | result |\n|---|---|---|\n" + "\n".join(rows) if rows else ""
+
+
+def _told(progress: PlanState, step: Step) -> str:
+    result = progress.results.get(step.id)
+    if result is None:
+        return "not done"
+    return _cell(", ".join(f"{key} {value}" for key, value in result.items() if value not in {None, ""}))
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f} s"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split())[:300].replace("|", "\\|")

@@ -1,0 +1,1 @@
+"""The trainer: Megatron-core parts in a loop of our own."""

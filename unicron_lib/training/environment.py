@@ -1,0 +1,60 @@
+"""What the agent tells a rank: torchrun's variables and Unicron's own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.errors import UserError
+
+_spec: TypeAdapter[JobSpec] = TypeAdapter(JobSpec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnvironment:
+    """One rank's place in one generation of a job. `restore_from` is a manifest's key, None for a fresh start."""
+
+    spec: JobSpec
+    generation: int
+    rank: int
+    world_size: int
+    local_rank: int
+    master_addr: str
+    master_port: int
+    node: str
+    run_dir: Path
+    agent_socket: str
+    store_url: str
+    restore_from: str | None = None
+
+    @property
+    def job(self) -> str:
+        """The job's name."""
+        return self.spec.job
+
+
+def read_environment(variables: Mapping[str, str]) -> RankEnvironment:
+    """Read a rank's environment variables; raises UserError that names the one that is missing or wrong."""
+    try:
+        return RankEnvironment(
+            spec=_spec.validate_json(variables["UNICRON_JOB_SPEC"]),
+            generation=int(variables["UNICRON_GENERATION"]),
+            rank=int(variables["RANK"]),
+            world_size=int(variables["WORLD_SIZE"]),
+            local_rank=int(variables["LOCAL_RANK"]),
+            master_addr=variables["MASTER_ADDR"],
+            master_port=int(variables["MASTER_PORT"]),
+            node=variables.get("UNICRON_NODE", ""),
+            run_dir=Path(variables["UNICRON_RUN_DIR"]),
+            agent_socket=variables["UNICRON_AGENT_SOCKET"],
+            store_url=variables["UNICRON_STORE_URL"],
+            restore_from=variables.get("UNICRON_RESTORE_FROM") or None,
+        )
+    except KeyError as error:
+        raise UserError(f"the variable {error.args[0]} is not set: ranks are started by an agent") from error
+    except ValidationError as error:
+        raise UserError(f"UNICRON_JOB_SPEC is wrong: {error.errors()[0]['msg']}") from error
+    except ValueError as error:
+        raise UserError(f"a rank's environment is wrong: {error}") from error

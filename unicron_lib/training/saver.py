@@ -1,0 +1,133 @@
+"""Saving a checkpoint while training goes on: each rank its share, rank 0 commits when all shares are there."""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from unicron_lib.checkpointing.manifest import Manifest, Shard
+from unicron_lib.checkpointing.repository import CheckpointRepository
+from unicron_lib.domain.plans import Layout
+from unicron_lib.errors import CheckpointError, StaleGeneration, StoreError
+from unicron_lib.training.environment import RankEnvironment
+from unicron_lib.training.position import Position
+from unicron_lib.training.shards import own_share, snapshot, to_bytes
+
+log = logging.getLogger(__name__)
+SHARDS_DEADLINE_S = 60.0
+"""How long rank 0 waits for the other ranks' shards before it gives the save up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """What one save of this rank uploads: a copy of its share of the state at a position."""
+
+    iteration: int
+    loss: float
+    tensors: Mapping[str, torch.Tensor]
+
+
+class Saver:
+    """At most one save is in flight. A store that is down costs warnings and the checkpoint's age, never the training."""
+
+    def __init__(self, repository: CheckpointRepository, env: RankEnvironment) -> None:
+        self._repository = repository
+        self._env = env
+        self._thread: threading.Thread | None = None
+        self._committed_at = time.monotonic()
+        self.committed: str | None = env.restore_from
+        self.is_stale = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is in flight."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(self, position: Position, state: Mapping[str, torch.Tensor]) -> None:
+        """Copy this rank's share now and upload it in the background."""
+        if self.is_busy:
+            log.warning("iteration %d is not saved: the previous save is still in flight", position.iteration)
+            return
+        copy = self._copy(position, state)
+        self._thread = threading.Thread(target=self._save, args=(copy,), name="save", daemon=True)
+        self._thread.start()
+
+    def save_now(self, position: Position, state: Mapping[str, torch.Tensor]) -> bool:
+        """Upload this rank's share of the state, and on rank 0 commit; False if that failed. Waits for a save in flight."""
+        if self._thread is not None:
+            self._thread.join()
+        return self._save(self._copy(position, state))
+
+    def save_replica(self, position: Position, state: Mapping[str, torch.Tensor]) -> str | None:
+        """Save the whole state alone, as one shard, and commit it; the manifest's key, None if it failed."""
+        copy = Copy(iteration=position.iteration, loss=position.loss, tensors=state)
+        try:
+            shard = self._put(copy, save=f"replica-{self._env.rank}", rank=0)
+            return self._repository.commit(self._manifest(copy, (shard,)))
+        except (StoreError, CheckpointError, StaleGeneration) as error:
+            log.warning("the replica of iteration %d is not saved: %s", position.iteration, error)
+            return None
+
+    def _copy(self, position: Position, state: Mapping[str, torch.Tensor]) -> Copy:
+        mine = own_share(state, rank=self._env.rank, world_size=self._env.world_size)
+        return Copy(iteration=position.iteration, loss=position.loss, tensors=snapshot(mine))
+
+    def _save(self, copy: Copy) -> bool:
+        started = time.monotonic()
+        try:
+            self._put(copy, save="all", rank=self._env.rank)
+            if self._env.rank == 0:
+                self._commit(copy)
+        except StaleGeneration as error:
+            self.is_stale = True
+            log.error("%s", error)  # noqa: TRY400 - one sentence says it all
+        except (StoreError, CheckpointError) as error:
+            age = time.monotonic() - self._committed_at
+            log.warning("iteration %d is not saved, the newest checkpoint is %.0f s old: %s", copy.iteration, age, error)
+        else:
+            log.info("iteration %d saved in %.3f s", copy.iteration, time.monotonic() - started)
+            return True
+        return False
+
+    def _put(self, copy: Copy, *, save: str, rank: int) -> Shard:
+        return self._repository.put_shard(
+            iteration=copy.iteration,
+            generation=self._env.generation,
+            save=save,
+            rank=rank,
+            data=to_bytes(copy.tensors),
+            tensors=tuple(copy.tensors),
+        )
+
+    def _commit(self, copy: Copy) -> None:
+        self.committed = self._repository.commit(self._manifest(copy, self._gather(copy.iteration)))
+        self._committed_at = time.monotonic()
+        self._repository.collect(retain=self._env.spec.save_retain, generation=self._env.generation)
+
+    def _gather(self, iteration: int) -> tuple[Shard, ...]:
+        """Wait until all ranks' shards are there."""
+        deadline = time.monotonic() + SHARDS_DEADLINE_S
+        pause_s = 0.02
+        while time.monotonic() < deadline:
+            shards = self._repository.find_shards(
+                iteration=iteration, generation=self._env.generation, save="all", num_ranks=self._env.world_size
+            )
+            if shards is not None:
+                return shards
+            time.sleep(pause_s)
+            pause_s = min(0.5, 1.5 * pause_s)
+        raise CheckpointError(f"not all ranks wrote their shards within {SHARDS_DEADLINE_S:.0f} s")
+
+    def _manifest(self, copy: Copy, shards: tuple[Shard, ...]) -> Manifest:
+        return Manifest(
+            job=self._env.job,
+            generation=self._env.generation,
+            iteration=copy.iteration,
+            loss=copy.loss,
+            consumed_samples=(copy.iteration + 1) * self._env.spec.global_batch_size,
+            layout=Layout(dp=self._env.world_size),
+            shards=shards,
+        )
