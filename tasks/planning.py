@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from math import isfinite
 
 from prefect import task
 
@@ -46,4 +47,4 @@ async def _measured() -> dict[str, dict[int, float]]:
         progress = await services().live()
     except ControllerError:
         return {}
-    return {job: dict(live.measured_flops) for job, live in progress.items()}
+    return {job: {x: t for x, t in live.measured_flops.items() if isfinite(t)} for job, live in progress.items()}

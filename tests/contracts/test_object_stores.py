@@ -56,7 +56,9 @@ def test_what_is_not_there_is_told_apart_from_what_failed(store: ObjectStore) ->
     with pytest.raises(ObjectNotFound):
         store.size("a/b")
     store.delete("a/b")
+    assert store.list("") == store.list("a/b") == []
     store.put("a/b/c", b"")
+    assert store.list("a/b/c/d/") == []
     with pytest.raises(ObjectNotFound):
         store.get("a/b")
     with pytest.raises(ObjectNotFound):
@@ -136,7 +138,7 @@ def test_an_unreachable_server_is_one_clear_sentence(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    with pytest.raises(StoreError, match="s3://nobody is out of reach: .*127.0.0.1:9.*; check the bucket"):
+    with pytest.raises(StoreError, match=r"s3://nobody is out of reach: .*127.0.0.1:9.*; check the bucket's name"):
         check_store(open_store("s3://nobody"))
 
 
@@ -149,13 +151,31 @@ def test_a_missing_bucket_is_one_clear_sentence(s3_endpoint: str, monkeypatch: p
         check_store(store)
 
 
+def test_a_file_in_the_directorys_place_is_a_failure_not_an_empty_store(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("")
+    store = open_store((tmp_path / "store").as_uri())
+    for act in (lambda: store.list(""), lambda: store.get("a"), lambda: store.size("a"), lambda: store.put("a", b"")):
+        with pytest.raises(StoreError) as caught:
+            act()
+        assert not isinstance(caught.value, ObjectNotFound)
+
+
+def test_half_written_files_are_not_listed(tmp_path: Path) -> None:
+    store = open_store((tmp_path / "store").as_uri())
+    store.put("a/b", b"")
+    (tmp_path / "store" / "a" / ".0123.tmp").write_bytes(b"half")
+    assert store.list("") == ["a/b"]
+
+
 def test_a_directory_that_cannot_be_made_is_one_clear_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="check the directory"):
         check_store(open_store((tmp_path / "file" / "store").as_uri()))
 
 
-@pytest.mark.parametrize("url", ["", "dir", "/dir", "http://x/y", "s3://", "s3://UPPER", "s3://bucket/../x", "file://host/x", "file://"])
+@pytest.mark.parametrize(
+    "url", ["", "dir", "/dir", "http://x/y", "s3://", "s3://UPPER", "s3://bucket/../x", "file://host/x", "file://"]
+)
 def test_other_urls_are_the_users_mistake(url: str) -> None:
-    with pytest.raises(UserError, match="is no object store: give file:///|is no key"):
+    with pytest.raises(UserError, match=r"is no object store: give file:///|is no key"):
         open_store(url)

@@ -174,6 +174,8 @@ def test_the_relaxation_bounds_and_its_allocation_fits(options: tuple[Options, .
     assert relaxed.lower <= best <= relaxed.upper + knapsack.ROUNDING
     assert sum(relaxed.counts) <= capacity
     assert relaxed.lower == knapsack.total_gain(pruned, relaxed.counts)
+    # it is the LP's own optimum: only one segment is bought in part
+    assert relaxed.upper - relaxed.lower <= max(int(table.gains[-1] - table.gains[0]) for table in pruned) + knapsack.ROUNDING
 
 
 @given(options=tables(), capacity=st.integers(0, 40))
@@ -192,3 +194,9 @@ def test_one_more_gpu_never_costs(options: tuple[Options, ...], capacity: int) -
     assume(fits(options, capacity))
     fewer, more = (knapsack.total_gain(options, knapsack.best(options, n)) for n in (capacity, capacity + 1))
     assert fewer <= more
+
+
+def test_an_option_worth_no_more_than_a_smaller_one_is_dropped() -> None:
+    gains = np.array([0, 5, 3, 4, 5, 6], dtype=np.int64)
+    kept = knapsack.undominated(Options(counts=np.arange(6, dtype=np.int64), gains=gains, values=gains))
+    assert kept.counts.tolist() == [0, 1, 5]

@@ -95,6 +95,8 @@ def test_a_job_that_shrinks_keeps_a_whole_node() -> None:
 
 def test_a_job_that_grows_first_fills_the_node_where_it_is() -> None:
     assert place({"a": 2}, {"a": slots("21")}, FOUR) == {"a": slots("20", "21")}
+    beside = {"a": slots("00", "01"), "b": slots("10", "11", "12")}
+    assert place({"a": 3, "b": 3}, beside, [node(0, 4), node(1, 4)])["a"] == slots("00", "01", "02")
 
 
 def test_a_small_job_does_not_break_into_a_free_node_while_a_broken_one_fits() -> None:

@@ -65,7 +65,7 @@ def test_a_time_out_without_a_solution_is_not_taken_for_zeros() -> None:
 
 
 def test_zeros_under_user_limit_are_what_cvxpy_itself_shows() -> None:
-    """The trap behind the test before: should cvxpy stop doing this, `_is_real` can go."""
+    """The trap behind the test before: `_counts` is what finds them out."""
     problem, chosen, unit = milp._model(cvxpy, hard(), HARD_CAPACITY)
     with pytest.warns(UserWarning, match="may be inaccurate"):
         problem.solve(solver=cvxpy.HIGHS, **milp._settings(0.0, unit))

@@ -291,6 +291,22 @@ def test_a_job_that_was_being_paused_can_be_taken_back() -> None:
     assert {name: job.generation for name, job in after.jobs.items()} == {"gpt-a": 3, "gpt-b": 3}
 
 
+def test_where_an_older_unfinished_plan_wanted_a_job_is_forgotten() -> None:
+    state = without(running(), "node-3")
+    first = plan_for(state, respond(faulted=("gpt-b",)))
+    few = without(without(decided(state, first), "node-1"), "node-2")
+    second = plan_for(few, respond(faulted=("gpt-a", "gpt-b"), supersedes=first.id))
+    assert second.paused == ("gpt-b",)
+    paused = decided(few, second, supersedes=first.id)
+    assert paused.jobs["gpt-b"].pending == first.assignment_of("gpt-b"), "the stale one is still there"
+    back = replace(paused, nodes=running().nodes)
+    third = plan_for(back, respond(supersedes=second.id))
+    assert "gpt-b 0 -> 4" in third.reason
+    after = done(decided(back, third, supersedes=second.id), third)
+    check_no_gpu_is_given_twice(after)
+    assert {name: job.gpus for name, job in after.jobs.items()} == {"gpt-a": 4, "gpt-b": 4}
+
+
 def test_a_job_submitted_again_before_its_old_gpus_were_freed_is_launched_anew() -> None:
     state = with_status(running(), "gpt-b", JobStatus.QUEUED)
     plan = plan_for(state, respond(reason="job submitted: gpt-b"))

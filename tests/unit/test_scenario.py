@@ -129,6 +129,10 @@ SENTENCES = [
     (document() | {"granularity_gpus": 0}, "granularity_gpus is 0: input should be greater than or equal to 1"),
     (document() | {"jobs": []}, "jobs: tuple should have at least 1 item"),
     (document() | {"cluster": {"num_nodes": 2}}, "the key gpus_per_node of cluster is missing"),
+    (
+        document() | {"cluster": {"num_nodes": 10**9, "gpus_per_node": 8, "mtbf_gpu_s": 1.0}},
+        "num_nodes of cluster is 1000000000:",
+    ),
     ({"jobs": document()["jobs"]}, "the key cluster is missing"),
     (document() | {"jobs": [3]}, "job number 1:"),
     (["jobs"], "a scenario is a mapping"),
@@ -152,6 +156,12 @@ def test_a_file_that_cannot_be_parsed_is_one_line(tmp_path: Path, text: str) -> 
     result = run(tmp_path, text)
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_figures_that_overflow_are_one_line(tmp_path: Path) -> None:
+    result = run(tmp_path, yaml.safe_dump(broken(weight=1e300)), "--json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "more than a float can hold" in result.stderr
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:

@@ -61,10 +61,12 @@ class FileStore:
         """Keys with that prefix in lexicographical order, only those after `start_after`."""
         top = self._root / check_prefix(prefix).rpartition("/")[0]
         with self._explained(prefix):
-            found = [
-                (Path(folder) / name).relative_to(self._root).as_posix() for folder, _, names in os.walk(top) for name in names
-            ]
-        return sorted(key for key in found if key.startswith(prefix) and key > start_after)
+            if self._is_blocked():
+                raise NotADirectoryError(errno.ENOTDIR, "not a directory")
+            walk = os.walk(top, onerror=_raise_unless_absent)
+            paths = [Path(folder) / name for folder, _, names in walk for name in names if not name.startswith(".")]
+        keys = (path.relative_to(self._root).as_posix() for path in paths)
+        return sorted(key for key in keys if key.startswith(prefix) and key > start_after)
 
     def delete(self, key: str) -> None:
         """Remove; no error if it is not there."""
@@ -83,6 +85,9 @@ class FileStore:
 
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)
+
+    def _is_blocked(self) -> bool:
+        return self._root.exists() and not self._root.is_dir()
 
     @contextmanager
     def _written(self, path: Path, data: bytes) -> Iterator[Path]:
@@ -104,9 +109,15 @@ class FileStore:
         try:
             yield
         except OSError as error:
-            if error.errno in NEVER_THERE:
+            if error.errno in NEVER_THERE and not self._is_blocked():
                 raise ObjectNotFound(f"{self.url} has no object {key!r}") from error
             raise StoreError(f"{self.url} failed on {key!r}: {error.strerror or error}") from error
+
+
+def _raise_unless_absent(error: OSError) -> None:
+    """A directory that is not there holds nothing; one that cannot be read might."""
+    if error.errno not in {errno.ENOENT, errno.ENOTDIR}:
+        raise error
 
 
 def _make_directories(directory: Path) -> None:

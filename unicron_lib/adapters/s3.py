@@ -87,8 +87,13 @@ class S3Store:
 
     def check(self) -> None:
         """Raise StoreError when the bucket is not there or out of reach."""
-        with self._explained(self.url):
-            self._client.head_bucket(Bucket=self._bucket)
+        with self._explained("the bucket"):
+            try:
+                self._client.head_bucket(Bucket=self._bucket)
+            except ClientError as error:
+                if _status(error) != 404:
+                    raise
+                raise StoreError(f"there is no bucket {self._bucket!r}") from error
 
     def _name(self, key: str) -> str:
         return f"{self._prefix}{check_key(key)}"
@@ -99,7 +104,7 @@ class S3Store:
             yield
         except ClientError as error:
             code = error.response.get("Error", {}).get("Code", "")
-            if code in {"NoSuchKey", "404"} and key != self.url:
+            if code in {"NoSuchKey", "404"}:
                 raise ObjectNotFound(f"{self.url} has no object {key!r}") from error
             raise StoreError(f"{self.url} refused {key!r}: {error}") from error
         except (BotoCoreError, OSError) as error:

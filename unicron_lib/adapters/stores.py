@@ -39,11 +39,8 @@ def check_store(store: ObjectStore) -> None:
         else:
             store.list("probe")
     except StoreError as error:
-        advice = (
-            "check the directory"
-            if store.url.startswith("file:")
-            else "check that the bucket exists, AWS_ENDPOINT_URL and the keys"
-        )
+        on_files = store.url.startswith("file:")
+        advice = "check the directory" if on_files else "check the bucket's name, AWS_ENDPOINT_URL and the credentials"
         raise StoreError(f"the object store cannot be used: {error}; {advice}") from error
 
 

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from unicron_lib.agent.environment import NodeFacts
 from unicron_lib.agent.rendezvous import RENDEZVOUS_TARGET
 from unicron_lib.agent.supervisor import RANK_TARGET
 from unicron_lib.errors import UserError
+
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,6 +46,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _agent_options(options: argparse.Namespace) -> AgentOptions:
+    if not NODE_NAME.fullmatch(options.node):
+        raise UserError(f"--node is {options.node!r}: a node's name has 1 to 63 letters, digits, dots, dashes and underscores")
     if options.num_gpus < 0:
         raise UserError(f"--num-gpus is {options.num_gpus}, it must not be negative")
     try:

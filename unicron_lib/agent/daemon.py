@@ -23,6 +23,8 @@ from unicron_lib.agent.uplink import DeclaredLost, Uplink
 
 log = logging.getLogger(__name__)
 STOP_GRACE_S = 3.0
+LONGEST_DIRECTORY = 100
+"""Bytes; a Unix socket's path has 107 at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +103,7 @@ class Agent:
 
 async def run_agent(options: AgentOptions) -> None:
     """Run an agent until SIGTERM or SIGINT; raises UserError if it cannot work."""
-    # Unix sockets have paths of at most 107 bytes, which a run directory may exceed.
-    directory = Path(tempfile.mkdtemp(prefix="unicron-", dir="/tmp"))  # private by mkdtemp
+    directory = _private_directory(options.facts)
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
@@ -110,3 +111,12 @@ async def run_agent(options: AgentOptions) -> None:
         await Agent(options, directory).run(stop)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _private_directory(facts: NodeFacts) -> Path:
+    """Where the rank socket lives: below the run directory, unless that makes its path too long for a socket."""
+    directory = facts.run_dir / "agents" / f"{facts.node}-{os.getpid()}"
+    if len(os.fsencode(directory)) > LONGEST_DIRECTORY:
+        return Path(tempfile.mkdtemp(prefix="unicron-", dir="/tmp"))
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory

@@ -152,8 +152,10 @@ class Forks:
     async def _keep(self, server: _Server) -> None:
         while True:
             await server.run()
-            was_ready = server.ready.exception() is None
-            if self._closing or not was_ready:
+            if self._closing:
+                return
+            if broken := server.ready.exception():
+                log.error("no rank can be started: %s; the next launch tries again", broken)
                 return
             log.warning("the fork server died with code %s: starting another one", server.process.returncode)
             self._server = server = self._start_server()

@@ -23,8 +23,10 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
+HANDLED = (signal.SIGCHLD, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -51,7 +53,7 @@ class ForkServer:
 
     def serve(self) -> None:
         """Answer requests until the connection closes or SIGTERM comes."""
-        for signum in (signal.SIGCHLD, signal.SIGTERM):
+        for signum in HANDLED:
             signal.signal(signum, lambda *_: None)  # the numbers arrive through the wake-up socket
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the agent's to handle
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
@@ -99,13 +101,17 @@ class ForkServer:
 
     def _spawn(self, request: Mapping[str, object]) -> None:
         parent = os.getpid()
+        # A signal for the child must not reach it while it still shares our wake-up socket.
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         try:
             pid = os.fork()
+            if pid == 0:
+                self._become_child(parent, request)
         except OSError as error:
             self.send({"event": "refused", "id": request["id"], "error": f"cannot fork: {error.strerror}"})
             return
-        if pid == 0:
-            self._become_child(parent, request)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
         self._children[pid] = str(request["id"])
         self.send({"event": "spawned", "id": request["id"], "pid": pid})
 
@@ -130,9 +136,10 @@ class ForkServer:
 
     def _let_go(self) -> None:
         signal.set_wakeup_fd(-1)
-        for signum in (signal.SIGCHLD, signal.SIGTERM):
+        for signum in HANDLED:
             signal.signal(signum, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
         self._selector.close()
         for own in (self._connection, self._wake_read, self._wake_write):
             own.close()
@@ -186,6 +193,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         server.send({"event": "broken", "error": f"cannot import {module}: {type(error).__name__}: {error}"})
         return 1
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1:
+        # A lock that one of them holds at the time of a fork stays locked in the child for ever.
+        print(f"{threads} threads run after the imports: forked ranks may hang", file=sys.stderr, flush=True)  # noqa: T201
     gc.collect()
     gc.freeze()  # children share these pages for as long as nobody collects them
     # From here on the end is ours to bring about, since only we can take the children's own children along.

@@ -41,7 +41,7 @@ class Supervisor:
     """The ranks of a node from launch to end.
 
     `bell` rings at each change of a rank. `on_news` is called when there is something new for the controller: a
-    rank's progress, or None for an observation in the outbox.
+    rank's progress, or None for an observation in the outbox or a rank that came or went.
     """
 
     def __init__(self, *, facts: NodeFacts, forks: Forks, outbox: Outbox, socket: Path, target: str = RANK_TARGET) -> None:
@@ -143,6 +143,7 @@ class Supervisor:
                 out_of_memory=out_of_memory,
             )
             self._observe(rank, exited)
+        self.on_news(None)
         self.bell.ring()
 
     def _observe(self, rank: Rank, body: Body) -> None:

@@ -20,6 +20,7 @@ from unicron_lib.agent.messages import (
     Heartbeat,
     InjectFault,
     Progress,
+    RankInfo,
     Reply,
     from_agent,
     from_controller,
@@ -90,28 +91,41 @@ class Uplink:
             )
             await _send(link, hello)
             log.info("connected to the controller at %s", self._url)
-            try:
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._beat(link))
-                    group.create_task(self._push(link))
-                    group.create_task(self._listen(link))
-            except* ConnectionClosed as closed:
-                raise closed.exceptions[0] from None
-            finally:
-                await link.close(GOING_AWAY, "the agent stops")
+            await self._converse(link)
+
+    async def _converse(self, link: ClientConnection) -> None:
+        """Talk until the connection ends, which raises ConnectionClosed, or until cancelled."""
+        talks = [asyncio.create_task(talk(link)) for talk in (self._beat, self._push, self._listen)]
+        try:
+            ended, _ = await asyncio.wait(talks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for talk in talks:
+                talk.cancel()
+            await asyncio.gather(*talks, return_exceptions=True)
+            await link.close(GOING_AWAY, "the agent stops")
+        for talk in ended:
+            talk.result()
 
     async def _beat(self, link: ClientConnection) -> None:
         while True:
-            alive = self._supervisor.ranks.alive
-            progress = tuple(rank.progress for rank in alive if rank.progress)
-            await _send(link, Heartbeat(at=time.time(), progress=progress, ranks=tuple(rank.info for rank in alive)))
+            await _send(link, self._heartbeat())
             await asyncio.sleep(HEARTBEAT_S)
 
+    def _heartbeat(self) -> Heartbeat:
+        alive = self._supervisor.ranks.alive
+        progress = tuple(rank.progress for rank in alive if rank.progress)
+        return Heartbeat(at=time.time(), progress=progress, ranks=tuple(rank.info for rank in alive))
+
     async def _push(self, link: ClientConnection) -> None:
-        """Send observations, all that are kept on a new connection, and the newest progress of each rank."""
+        """Send at once which ranks there are, their newest progress, and observations: on a new connection all."""
         next_seq = 0
+        ranks: tuple[RankInfo, ...] = ()
         while True:
             self._news.clear()
+            heartbeat = self._heartbeat()
+            if heartbeat.ranks != ranks:
+                ranks = heartbeat.ranks
+                await _send(link, heartbeat)
             progress, self._progress = self._progress, {}
             for latest in progress.values():
                 await _send(link, latest)

@@ -2,6 +2,7 @@
 
     jobs/<job>/shards/i<iteration>-g<generation>-<save>/r<rank>.safetensors     one a rank, and <...>.json beside it
     jobs/<job>/manifests/<inverted iteration>-<inverted generation>.json        written last, only if absent
+    jobs/<job>/condemned/<the manifest's name>                                  why a checkpoint must not be used
     jobs/<job>/fences/<inverted generation>.json                                what older generations had committed
 
 Inverted numbers make the newest the first key listed. A fence is written once by whoever replaces a generation. It
@@ -101,15 +102,21 @@ class CheckpointRepository:
         fence = Fence(generation=generation, admitted=tuple(self._manifest_keys()))
         self._store.put_if_absent(self._fence_key(generation), _fence.dump_json(fence))
 
+    def condemn(self, key: str, reason: str) -> None:
+        """Mark a checkpoint that turned out to be damaged when it was loaded: nobody tries it again."""
+        parse_key(self._job, key)
+        self._store.put(self._condemned_key(key), reason.encode())
+
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def newest_complete(self) -> tuple[Manifest | None, list[str]]:
         """The newest checkpoint whose shards are all there in their sizes, and why newer ones were skipped."""
         skipped: list[str] = []
+        condemned = self._condemned()
         for key in self._manifest_keys():
             try:
                 manifest = self.load_manifest(key)
-                reason = self._incomplete(manifest)
+                reason = condemned.get(key) or self._incomplete(manifest)
             except CheckpointError as error:
                 reason = str(error)
             else:
@@ -158,12 +165,14 @@ class CheckpointRepository:
         doomed = [manifest for manifest in behind if manifest.generation <= generation]
         for manifest in doomed:
             self._store.delete(manifest.key)
+            self._store.delete(self._condemned_key(manifest.key))
         if len(kept) == retain:
             self._delete_shards(before=kept[-1].iteration, generation=generation)
         return len(doomed)
 
     def _split(self, retain: int) -> tuple[list[Manifest], list[Manifest]]:
         """The newest `retain` complete checkpoints, and all readable ones behind the last of them."""
+        condemned = self._condemned()
         kept: list[Manifest] = []
         behind: list[Manifest] = []
         for key in self._manifest_keys():
@@ -173,7 +182,7 @@ class CheckpointRepository:
                 continue
             if len(kept) == retain:
                 behind.append(manifest)
-            elif not self._incomplete(manifest):
+            elif key not in condemned and not self._incomplete(manifest):
                 kept.append(manifest)
         return kept, behind
 
@@ -196,6 +205,14 @@ class CheckpointRepository:
             if size != shard.num_bytes:
                 return f"shard {shard.key} has {size} of {shard.num_bytes} bytes"
         return ""
+
+    def _condemned(self) -> dict[str, str]:
+        """The reasons against checkpoints that must not be used, by their manifests' keys."""
+        marks = self._store.list(f"{self._root}/condemned/")
+        return {key.replace("/condemned/", "/manifests/"): self._store.get(key).decode(errors="replace") for key in marks}
+
+    def _condemned_key(self, key: str) -> str:
+        return f"{self._root}/condemned/{key.rpartition('/')[2]}"
 
     def _manifest_keys(self) -> list[str]:
         """Keys of the manifests that count, newest first."""

@@ -15,6 +15,7 @@ from unicron_lib.agent.messages import (
     RankInfo,
     Reply,
 )
+from unicron_lib.agent.uplink import DECLARED_LOST
 from unicron_lib.controller.hub import Hub, Link, NodeRecord
 from unicron_lib.controller.observations import PendingObservations
 from unicron_lib.controller.progress import ProgressTable
@@ -77,6 +78,9 @@ class Controller:
 
     async def hear(self, record: NodeRecord, link: Link, message: FromAgent) -> None:
         """Take in what an agent says."""
+        if record.lost:
+            await link.close(DECLARED_LOST, "silent for too long")
+            return
         record.heard_at = time.monotonic()
         match message:
             case Heartbeat():

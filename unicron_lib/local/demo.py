@@ -52,7 +52,10 @@ class Demo:
     async def play_end(self) -> ClusterState:
         """Play the last act and wait for both jobs; the state at the end. Raises DemoFailed."""
         await self._let_b_finish()
-        return await self._until("the end of both jobs", lambda state: all(job.status in ENDED for job in state.jobs.values()))
+        return await self._until(
+            "the end of both jobs",
+            lambda state: _is_calm(state) and all(job.status in ENDED for job in state.jobs.values()),
+        )
 
     async def _submit(self) -> None:
         await self.cluster.deploy("--run", *(str(file) for file in self.files))

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from unicron_lib.errors import InfeasibleError
+from unicron_lib.errors import InfeasibleError, UserError
 from unicron_lib.planning import knapsack, milp
 from unicron_lib.planning.knapsack import Counts, Options
 from unicron_lib.planning.waf import Demand, cost, earnings, gain, running_s
@@ -86,7 +86,7 @@ def allocate(
 ) -> Allocation:
     """Share the GPUs. `timer` reads a monotonic clock in seconds; with `time_limit_s` 0 the solver is not asked at all.
 
-    Raises NotEnoughGpus if the jobs that must run do not fit.
+    Raises NotEnoughGpus if the jobs that must run do not fit, UserError for figures beyond the range of floats.
     """
     started = timer()
     demands = tuple(sorted(request.demands, key=lambda demand: demand.job))
@@ -135,7 +135,10 @@ def _tables(demands: Sequence[Demand], request: Request) -> tuple[tuple[Options,
     costs = [[cost(d, x) for x in own] for d, own in zip(demands, sizes, strict=True)]
     ties = (len(demands) + 1) * (num_gpus + 1)
     finest = min(FINEST_GAIN, LARGEST_SUM // (ties * max(1, len(demands))))
-    unit = max((flop for table in (*earned, *costs) for flop in table), default=0.0) / finest or 1.0
+    largest = max((flop for table in (*earned, *costs) for flop in table), default=0.0)
+    if not math.isfinite(largest):
+        raise UserError("weights, throughputs and times multiply to more than a float can hold: scale the weights down")
+    unit = largest / finest or 1.0
     tables = []
     for demand, own, plus, minus in zip(demands, sizes, earned, costs, strict=True):
         counts = np.array(own, dtype=np.int64)

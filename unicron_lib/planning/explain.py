@@ -22,7 +22,7 @@ def allocation_reason(
         f"{num_gpus} of {_gpus(total_gpus)} can be used",
         f"GPUs: {changes}" if changes else "No job wants GPUs",
         f"Weighted throughput {before:.3g} -> {after:.3g} FLOP/s" if demands else "",
-        f"{_gpus(idle)} stay idle: no job would gain by more" if idle and demands else "",
+        _idle(idle, is_certain=allocation.optimal) if idle and demands else "",
         *(_waiting(demand, num_gpus) for demand in by_name if not gpus[demand.job]),
         *notes,
         f"This is {allocation.reason}" if demands else "",
@@ -40,6 +40,11 @@ def restart_reason(*, cause: str, restarted: Mapping[str, int], stopped: Sequenc
         "" if restarted else "No job has to start again",
         f"Stopped: {', '.join(stopped)}" if stopped else "",
     )
+
+
+def _idle(num_gpus: int, *, is_certain: bool) -> str:
+    stays = f"{_gpus(num_gpus)} {'stays' if num_gpus == 1 else 'stay'} idle"
+    return f"{stays}: no job would gain by more" if is_certain else stays
 
 
 def _waiting(demand: Demand, num_gpus: int) -> str:

@@ -17,9 +17,6 @@ from unicron_lib.planning.knapsack import Counts, Options
 LARGEST_COEFFICIENT = 1e6
 """HiGHS goes wrong with raw FLOP (1e22), and with 1e6 still tells values apart that differ by 1e-9 of the largest."""
 
-FEASIBLE = 2
-"""HiGHS's `kSolutionStatusFeasible`."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
@@ -42,7 +39,7 @@ def solve(tables: Sequence[Options], capacity: int, *, time_limit_s: float) -> S
         # cvxpy reports an unknown status of HiGHS as ValueError "Cannot unpack invalid solution"
         return Solution(counts=None, proved=False, status=f"{type(error).__name__}: {error}")
     status = str(problem.status)
-    if status not in {cp.OPTIMAL, cp.OPTIMAL_INACCURATE, cp.USER_LIMIT} or not _is_real(problem):
+    if status not in {cp.OPTIMAL, cp.OPTIMAL_INACCURATE, cp.USER_LIMIT} or chosen.value is None:
         return Solution(counts=None, proved=False, status=status)
     counts = _counts(tables, capacity, chosen.value)
     return Solution(counts=counts, proved=status == cp.OPTIMAL and counts is not None, status=status)
@@ -91,14 +88,8 @@ def _settings(time_limit_s: float, unit: float) -> dict[str, float | int]:
     }
 
 
-def _is_real(problem: Any) -> bool:
-    """Whether there is a solution: after a time-out without one, cvxpy shows zeros under the same status."""
-    stats = problem.solver_stats.extra_stats
-    return getattr(stats, "primal_solution_status", None) == FEASIBLE
-
-
 def _counts(tables: Sequence[Options], capacity: int, values: Any) -> Counts | None:
-    """The solution in integers, None if it breaks the model's own rules."""
+    """The solution in integers, None if it breaks the model's own rules, as the zeros after an early time-out do."""
     ends = np.cumsum([len(table) for table in tables])[:-1]
     parts = np.split(np.rint(np.asarray(values)), ends)
     if any(part.sum() != 1 for part in parts):

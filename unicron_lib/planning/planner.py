@@ -109,6 +109,12 @@ class _Scene:
             for name, job in self.jobs.items()
         )
 
+    def explain(self, allocation: Allocation, demands: tuple[Demand, ...], notes: tuple[str, ...]) -> str:
+        total = sum(node.num_gpus for node in self.state.nodes.values())
+        return explain.allocation_reason(
+            allocation, demands, cause=self.respond.reason, num_gpus=self.num_gpus, total_gpus=total, notes=notes
+        )
+
 
 def _reallocation(scene: _Scene, allocation: Allocation, demands: tuple[Demand, ...], notes: tuple[str, ...]) -> Plan:
     jobs = scene.jobs
@@ -121,21 +127,17 @@ def _reallocation(scene: _Scene, allocation: Allocation, demands: tuple[Demand, 
     )
     emptied = {name for name, job in jobs.items() if not placed[name] and job.nodes}
     ended = {name for name, job in scene.state.jobs.items() if name not in jobs and job.nodes}
-    total = sum(node.num_gpus for node in scene.state.nodes.values())
-    moved = sorted(a.job for a in assignments if a.num_gpus == len(current[a.job]))
     freed = sorted(ended)
-    notes += (f"Starts again at the same size: {', '.join(moved)}",) if moved else ()
+    again = sorted(a.job for a in assignments if a.num_gpus == len(current[a.job]))
+    notes += (f"Starts again at the same size: {', '.join(again)}",) if again else ()
     notes += (f"GPUs are taken from jobs that have ended: {', '.join(freed)}",) if freed else ()
-    reason = explain.allocation_reason(
-        allocation, demands, cause=scene.respond.reason, num_gpus=scene.num_gpus, total_gpus=total, notes=notes
-    )
     plan = Plan(
         id="",
         kind=PlanKind.REALLOCATE,
         incidents=scene.respond.incidents,
         attempt=scene.respond.attempt,
         basis_seq=scene.state.seq,
-        reason=reason,
+        reason=scene.explain(allocation, demands, notes),
         gpus=allocation.gpus,
         assignments=assignments,
         paused=tuple(sorted(emptied)),

@@ -26,8 +26,8 @@ class _Keys(BaseModel):
 class Cluster(_Keys):
     """The cluster before the loss; `mtbf_gpu_s` is the mean time between failures of one GPU, in seconds."""
 
-    num_nodes: Annotated[int, Field(ge=1)]
-    gpus_per_node: Annotated[int, Field(ge=1)]
+    num_nodes: Annotated[int, Field(ge=1, le=100_000)]
+    gpus_per_node: Annotated[int, Field(ge=1, le=1_000)]
     mtbf_gpu_s: Positive
 
 

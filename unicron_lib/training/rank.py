@@ -16,7 +16,7 @@ import unicron_lib.adapters.s3  # noqa: F401
 from unicron_lib.adapters.stores import open_store
 from unicron_lib.agent.messages import RankDrained, RankFailed, RankFinished, RankHello
 from unicron_lib.checkpointing.repository import CheckpointRepository
-from unicron_lib.errors import StaleGeneration
+from unicron_lib.errors import CheckpointError, StaleGeneration
 from unicron_lib.training import groups
 from unicron_lib.training.environment import RankEnvironment, read_environment
 from unicron_lib.training.groups import Bulletin, CollectiveFailed
@@ -56,8 +56,6 @@ class Rank:
         self._position = Position()
         self._restored = -1
         self._replica: Replica | None = None
-        self._repository = CheckpointRepository(open_store(env.store_url), env.job)
-        self._saver = Saver(self._repository, env)
 
     def live(self) -> int:
         """Train until something ends it; returns the exit code."""
@@ -94,6 +92,8 @@ class Rank:
 
     def _set_up_and_run(self) -> None:
         env = self._env
+        self._repository = CheckpointRepository(open_store(env.store_url), env.job)
+        self._saver = Saver(self._repository, env)
         device = groups.choose_device(env.local_rank)
         work = Work(env.spec, rank=env.rank, world_size=env.world_size)
         state = self._fetch_state()
@@ -116,7 +116,11 @@ class Rank:
             return None
         started = time.monotonic()
         manifest = self._repository.load_manifest(self._env.restore_from)
-        state = read_state(self._repository, manifest)
+        try:
+            state = read_state(self._repository, manifest)
+        except CheckpointError as error:
+            self._repository.condemn(manifest.key, str(error))
+            raise
         self._restored = self._position.iteration = manifest.iteration
         self._position.loss = manifest.loss
         elapsed = time.monotonic() - started
@@ -142,6 +146,7 @@ class Rank:
         iteration = self._position.iteration
         is_saved = self._saver.save_now(self._position, replica.state())
         while must_succeed and not is_saved and not self._saver.is_stale:
+            self._refuse_to_wait_in_a_drain()
             time.sleep(RETRY_S)
             is_saved = self._saver.save_now(self._position, replica.state())
         if self._env.rank == 0:
@@ -159,10 +164,14 @@ class Rank:
             key = bulletin.read(f"commit/{iteration}", timeout_s=1.0)
             if key is not None:
                 return key or None
-            if must_succeed and self._link.is_draining:
-                # rank 0 is gone: what is asked of us now is our replica
-                raise CollectiveFailed("TimeoutError", f"the last checkpoint, of iteration {iteration}, was not committed")
+            if must_succeed:
+                self._refuse_to_wait_in_a_drain()
         return None
+
+    def _refuse_to_wait_in_a_drain(self) -> None:
+        """A drain while the last checkpoint is not committed: rank 0 or the store is gone, and our replica is what counts."""
+        if self._link.is_draining:
+            raise CollectiveFailed("StoreError", f"iteration {self._position.iteration}, the last one, could not be saved yet")
 
     def _park(self) -> int:
         """Keep the state of the last complete iteration until it is fetched or nobody wants it; returns the exit code."""

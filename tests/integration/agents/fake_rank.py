@@ -46,9 +46,7 @@ class Wire:
         )
 
     def failed(self, iteration: int, *, parked: bool, message: str = "asked to") -> None:
-        self.say(
-            "rank_failed", iteration=iteration, error_type="RuntimeError", message=message, traceback="...", parked=parked
-        )
+        self.say("rank_failed", iteration=iteration, error_type="RuntimeError", message=message, traceback="...", parked=parked)
 
 
 def main() -> int:
@@ -58,7 +56,7 @@ def main() -> int:
         signal.pause()
     wire = Wire()
     wire.say("rank_hello", pid=os.getpid())
-    print("hello from", wire.identity, flush=True)
+    sys.stdout.write(f"hello from {wire.identity}\n")
     return BEHAVIOURS[behaviour](wire)
 
 

@@ -85,11 +85,11 @@ class LocalCluster:
 
         return await eventually(ask, f"node {name} is {wanted}")
 
-    async def observation(self, kind: str) -> Observation:
+    async def observation(self, kind: str, job: str | None = None) -> Observation:
         """The first observation of that kind that waits."""
 
         async def ask() -> Observation | None:
-            waiting = await self.client.observations(wait_s=1.0)
+            waiting = await self.client.observations(job=job, wait_s=1.0)
             return next((observation for observation in waiting if observation.body.type == kind), None)
 
         return await eventually(ask, f"an observation {kind}")
@@ -117,13 +117,15 @@ class LocalCluster:
 
 
 def launch(behaviour: str = "step", *, ranks: int = 2, generation: int = 1, job: str = "a", **more: object) -> LaunchRanks:
+    """The command; `ranks_at` are its pairs (rank, gpu), by default `ranks` of them from 0."""
+    where = more.pop("ranks_at", tuple((rank, rank) for rank in range(ranks)))
     values = {
         "step": f"launch-{job}-{generation}",
         "job": job,
         "generation": generation,
         "spec": JobSpec(job=job, data_path=f"fake:{behaviour}"),
         "layout": Layout(dp=ranks),
-        "ranks": tuple((rank, rank) for rank in range(ranks)),
+        "ranks": where,
         "world_size": ranks,
         "node_rank": 0,
         "num_nodes": 1,

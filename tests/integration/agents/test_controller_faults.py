@@ -94,6 +94,14 @@ async def _all_gone(processes: list[psutil.Process]) -> bool:
     return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
 
 
+async def test_an_agent_stops_although_its_controller_dies_at_the_same_moment(cluster: LocalCluster) -> None:
+    controller, agent = cluster.processes
+    await cluster.launch("step")
+    controller.kill()
+    agent.terminate()
+    assert agent.wait(20) == 0
+
+
 async def test_a_stopped_agent_leaves_no_process(cluster: LocalCluster) -> None:
     agent = cluster.processes[1]
     await cluster.launch("step")
@@ -103,6 +111,7 @@ async def test_a_stopped_agent_leaves_no_process(cluster: LocalCluster) -> None:
     assert agent.wait(20) == 0
     assert await _all_gone(below)
     assert await cluster.client.observations() == ()
+    assert list((cluster.directory / "run/agents").iterdir()) == [], "nor the directory of its socket"
     assert "Traceback" not in cluster.log("n0")
 
 
@@ -115,7 +124,7 @@ async def test_a_node_loss_is_injected(cluster: LocalCluster) -> None:
     await eventually(lambda: _all_gone(below), "no process is left")
     cluster.start_agent()
     await cluster.node(verdict="alive", ranks=())
-    assert events(cluster).count("node_joined") == 2
+    await eventually(lambda: _journalled(cluster, ["node_joined", "node_suspected", "node_joined"]), "its return")
 
 
 async def test_a_node_that_was_declared_lost_starts_a_new_life(cluster: LocalCluster) -> None:
@@ -144,16 +153,36 @@ async def _other_life(cluster: LocalCluster, boot: str) -> str | None:
 async def test_a_short_silence_is_a_suspicion_that_is_cleared(cluster: LocalCluster) -> None:
     agent = cluster.processes[1]
     agent.send_signal(signal.SIGSTOP)
-    await cluster.node(verdict="suspect")
+    await eventually(lambda: _journalled(cluster, ["node_joined", "node_suspected"]), "a suspicion")
     agent.send_signal(signal.SIGCONT)
     await cluster.node(verdict="alive")
-
-    async def cleared() -> bool:
-        return events(cluster) == ["node_joined", "node_suspected", "node_cleared"]
-
-    await eventually(cleared, "both are journalled")
+    await eventually(lambda: _journalled(cluster, ["node_joined", "node_suspected", "node_cleared"]), "its end")
     assert journal(cluster).refresh().nodes["n0"].status is NodeStatus.READY
     assert await cluster.client.observations() == ()
+
+
+async def test_a_node_whose_ranks_step_is_not_lost(cluster: LocalCluster) -> None:
+    """Its agent is frozen for longer than the grace, but a peer on another node reports their common iterations."""
+    frozen = cluster.start_agent("n1")
+    await cluster.node("n1")
+    await cluster.launch(ranks=1, world_size=2)
+    await cluster.launch(node="n1", ranks=1, world_size=2, ranks_at=((1, 0),))
+    await cluster.client.job_progress("a", generation=1, world_size=2, wait_s=10)
+    frozen.send_signal(signal.SIGSTOP)
+
+    async def vetoed() -> str | None:
+        node = await cluster.node("n1")
+        return node.reason if node.silent_s > 6.0 else None
+
+    reason = await eventually(vetoed, "the grace is over")
+    assert "job a, which needs its ranks, was seen finishing iteration" in reason
+    assert await cluster.client.observations() == ()
+    frozen.send_signal(signal.SIGCONT)
+    await cluster.node("n1", verdict="alive")
+
+
+async def _journalled(cluster: LocalCluster, wanted: list[str]) -> bool:
+    return events(cluster) == wanted
 
 
 async def test_a_node_that_was_known_before_a_restart_is_judged(cluster: LocalCluster) -> None:
@@ -233,4 +262,5 @@ async def test_what_a_controller_cannot_start_with(cluster: LocalCluster, tmp_pa
     assert "store" in refuse(*base, "0", "--token-file", token, "--store-url", f"file://{tmp_path}/file/below")
     agent = ("unicron_lib.agent", "--node", "n", "--address", "127.0.0.1", "--num-gpus", "1", "--run-dir", str(tmp_path))
     assert "token file" in refuse(*agent, "--controller", "ws://127.0.0.1:1/", "--token-file", str(tmp_path / "none"))
+    assert "--node" in refuse(*agent, "--node", "a/b", "--controller", "ws://127.0.0.1:1/", "--token-file", token)
     assert "websocket address" in refuse(*agent, "--controller", "http://127.0.0.1:1/", "--token-file", token)

@@ -138,6 +138,7 @@ class Ranks:
         self._server = server
         self.run_dir = run_dir
         self.store_url = store_url
+        self.extra: dict[str, str] = {}
         self._short = tempfile.mkdtemp(prefix="u")
         self.agent = FakeAgent(f"{self._short}/agent")
         self._started: dict[str, int] = {}
@@ -181,13 +182,24 @@ class Ranks:
         return json.loads(file.read_text())["port"]
 
     def _spawn(self, name: str, target: str, env: dict[str, str]) -> None:
-        self._started[name] = self._server.spawn(name, target, env, self.run_dir / f"{name.replace('/', '-')[-40:]}.log")
+        self._started[name] = self._server.spawn(
+            name, target, env | self.extra, self.run_dir / f"{name.replace('/', '-')[-40:]}.log"
+        )
 
     def name(self, job: str, generation: int, rank: int) -> str:
         return f"{self.run_dir}/{job}/{generation}/{rank}"
 
     def signal(self, job: str, generation: int, rank: int, signum: int) -> None:
         os.kill(self._started[self.name(job, generation, rank)], signum)
+
+    def stop(self, job: str, generation: int, rank: int) -> None:
+        """SIGSTOP, and wait until the kernel says that the process has stopped."""
+        self.signal(job, generation, rank, signal.SIGSTOP)
+        status = Path(f"/proc/{self._started[self.name(job, generation, rank)]}/status")
+        deadline = time.monotonic() + DEADLINE_S
+        while "State:\tT" not in status.read_text():
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.01)
 
     def exit_code(self, job: str, generation: int, rank: int) -> int:
         return self._server.exit_code(self.name(job, generation, rank))

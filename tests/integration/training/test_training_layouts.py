@@ -1,46 +1,17 @@
 """The number of ranks changes nothing but the time: losses, samples and checkpoints stay the same."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from pydantic import TypeAdapter
+from training_jobs import reference_losses, tiny
 
 from unicron_lib.adapters.stores import open_store
 from unicron_lib.agent.messages import Progress, RankDrained, RankFinished
 from unicron_lib.checkpointing.repository import CheckpointRepository
-from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.training.ledger import check_ledger, ledger_directory, read_lineage
-
-
-def tiny(**changes) -> JobSpec:
-    values = {
-        "job": "tiny",
-        "num_layers": 2,
-        "hidden_size": 32,
-        "num_attention_heads": 2,
-        "seq_length": 32,
-        "global_batch_size": 8,
-        "train_iters": 10,
-        "save_interval": 4,
-        "lr_warmup_iters": 2,
-        "params_dtype": "float64",
-    }
-    return JobSpec(**values | changes)
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return reference_losses(tiny(), tmp_path_factory.mktemp("reference"))
-
-
-def reference_losses(spec: JobSpec, directory: Path) -> list[float]:
-    (directory / "spec.json").write_bytes(TypeAdapter(JobSpec).dump_json(spec))
-    command = [sys.executable, "-m", "unicron_lib.training.reference"]
-    subprocess.run([*command, "--spec", directory / "spec.json", "--out", directory / "out.json"], check=True, timeout=120)
-    return json.loads((directory / "out.json").read_text())["losses"]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
@@ -78,3 +49,13 @@ def test_a_drained_job_goes_on_with_another_number_of_ranks(ranks, reference: li
     assert check_ledger(directory, spec) == []
     lineage, _ = read_lineage(directory)
     assert [entry.loss for entry in lineage.values()] == pytest.approx(reference, rel=1e-12)
+
+
+@pytest.mark.parametrize(("params_dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 2e-2)])
+def test_other_precisions_and_micro_batches_agree_within_their_own(
+    ranks, reference: list[float], params_dtype: str, tolerance: float
+) -> None:
+    ranks.launch(tiny(params_dtype=params_dtype, micro_batch_size=2), 3)
+    ranks.agent.wait(RankFinished, generation=1, rank=2)
+    losses = [p.loss for p in ranks.agent.all(Progress, generation=1, rank=2)]
+    assert losses == pytest.approx(reference, rel=tolerance)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from test_layouts import reference_losses, tiny
+from training_jobs import reference_losses, tiny
 
 from unicron_lib.adapters.stores import open_store
 from unicron_lib.agent.messages import Progress, RankDrained, RankFailed, RankFinished, RankHello
@@ -52,10 +52,7 @@ def test_a_stopped_peer_becomes_a_killed_one(ranks) -> None:
     """gloo cannot be aborted: a survivor that waits for a stopped peer gets free when the agent kills that peer."""
     ranks.launch(tiny(job="stopped", train_iters=1000, pace_s=0.02), 2)
     wait_for_progress(ranks, 1)
-    ranks.signal("stopped", 1, 1, signal.SIGSTOP)
-    last = len(ranks.agent.all(Progress, generation=1, rank=0))
-    threading.Event().wait(0.3)
-    assert len(ranks.agent.all(Progress, generation=1, rank=0)) <= last + 1, "the rank is not stopped"
+    ranks.stop("stopped", 1, 1)
     killed_at = time.monotonic()
     ranks.signal("stopped", 1, 1, signal.SIGKILL)
     at, failure = ranks.agent.wait(RankFailed, generation=1, rank=0)
@@ -66,8 +63,7 @@ def test_a_stopped_peer_becomes_a_killed_one(ranks) -> None:
 def test_a_blocked_rank_exits_on_sigterm(ranks) -> None:
     ranks.launch(tiny(job="blocked", train_iters=1000, pace_s=0.02), 2)
     wait_for_progress(ranks, 1)
-    ranks.signal("blocked", 1, 1, signal.SIGSTOP)
-    threading.Event().wait(0.2)
+    ranks.stop("blocked", 1, 1)
     asked_at = time.monotonic()
     ranks.signal("blocked", 1, 0, signal.SIGTERM)
     assert ranks.exit_code("blocked", 1, 0) == 143
@@ -110,6 +106,29 @@ def test_training_goes_on_while_the_store_is_down(ranks) -> None:
     assert manifest.iteration == 11
 
 
+def test_a_finished_job_whose_last_save_fails_still_has_its_replica(ranks) -> None:
+    """The store is down at the end, then rank 0 dies, then the job is drained and goes on from rank 1's memory."""
+    spec = tiny(job="unsaved", train_iters=3)
+    blocked = ranks.run_dir.parent / "store"
+    blocked.write_text("a file where the store's directory should be")
+    ranks.launch(spec, 2)
+    wait_for_progress(ranks, 2, rank=1)
+    ranks.signal("unsaved", 1, 0, signal.SIGKILL)
+    ranks.agent.order(1, 1, "drain")
+    _, failure = ranks.agent.wait(RankFailed, generation=1, rank=1)
+    assert (failure.parked, failure.iteration) == (True, 2)
+    ranks.agent.order(1, 1, "save_replica")
+    assert ranks.agent.wait(RankDrained, generation=1, rank=1)[1].manifest is None
+    blocked.unlink()
+    ranks.agent.order(1, 1, "save_replica")
+    _, drained = ranks.agent.wait(RankDrained, generation=1, rank=1, when=lambda d: d.manifest is not None)
+    ranks.launch(spec, 1, generation=2, restore_from=drained.manifest)
+    _, finished = ranks.agent.wait(RankFinished, generation=2, rank=0)
+    last = ranks.agent.all(Progress, generation=1, rank=1)[-1]
+    assert (finished.iteration, finished.loss) == (2, last.loss)
+    assert check_ledger(ledger_directory(ranks.run_dir, "unsaved"), spec) == []
+
+
 def test_a_rank_whose_peer_never_comes_answers_a_drain_with_what_it_was_given(ranks) -> None:
     spec = tiny(job="partial", train_iters=20, pace_s=0.05)
     ranks.launch(spec, 1)
@@ -125,7 +144,7 @@ def test_a_rank_whose_peer_never_comes_answers_a_drain_with_what_it_was_given(ra
 
 
 def test_a_damaged_checkpoint_is_refused_before_it_is_used(ranks) -> None:
-    spec = tiny(job="damaged", train_iters=4)
+    spec = tiny(job="damaged", train_iters=4, save_interval=2, pace_s=0.05)
     ranks.launch(spec, 1)
     ranks.agent.wait(RankFinished, generation=1, rank=0)
     store = open_store(ranks.store_url)
@@ -136,6 +155,9 @@ def test_a_damaged_checkpoint_is_refused_before_it_is_used(ranks) -> None:
     ranks.launch(tiny(job="damaged", train_iters=8), 1, generation=2, restore_from=manifest.key)
     _, failure = ranks.agent.wait(RankFailed, generation=2, rank=0)
     assert (failure.error_type, failure.parked, failure.iteration) == ("CheckpointError", False, -1)
+    older, skipped = CheckpointRepository(store, "damaged").newest_complete()
+    assert (older.iteration, len(skipped)) == (1, 1)
+    assert "another SHA-256" in skipped[0]
 
 
 def test_a_replaced_generation_writes_no_more(ranks) -> None:
@@ -155,6 +177,14 @@ def test_a_missing_corpus_is_one_clear_sentence(ranks) -> None:
     _, failure = ranks.agent.wait(RankFailed, generation=1, rank=0)
     assert failure.error_type == "UserError"
     assert failure.message == "job 'textless': data_path '/nowhere/text' cannot be read: No such file or directory"
+
+
+def test_a_store_that_is_none_is_one_clear_sentence(ranks) -> None:
+    ranks.store_url = "ftp://somewhere"
+    ranks.launch(tiny(job="storeless"), 1)
+    _, failure = ranks.agent.wait(RankFailed, generation=1, rank=0)
+    assert (failure.error_type, failure.parked) == ("UserError", False)
+    assert failure.message.startswith("'ftp://somewhere' is no object store")
 
 
 def test_a_replica_saves_the_same_state_as_all_ranks_together(ranks) -> None:

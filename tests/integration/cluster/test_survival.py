@@ -1,0 +1,112 @@
+"""Parts of the control plane are killed while a recovery runs, and started again by the supervisor: always the same end."""
+
+import random
+import threading
+
+import psutil
+import pytest
+
+from unicron_lib.domain.events import StepCompleted
+from unicron_lib.domain.failures import ErrorKind
+from unicron_lib.domain.plans import StepKind
+from unicron_lib.training.ledger import ledger_directory, read_lineage
+
+SIZES = {"big": 4, "small": 2}
+
+
+def pids_of_ranks(cluster):
+    return {(r["job"], r["rank"]): r["pid"] for r in ranks(cluster)}
+
+
+def ranks(cluster):
+    found = []
+    for process in psutil.process_iter():
+        try:
+            env = process.environ()
+        except psutil.Error:
+            continue
+        if "UNICRON_GENERATION" in env and env.get("UNICRON_CLUSTER_ID") == cluster.site.cluster_id:
+            found.append({"job": env["UNICRON_JOB_ID"], "rank": int(env["RANK"]), "pid": process.pid})
+    return found
+
+
+@pytest.mark.parametrize("part", ["recovery", "controller", "prefect-server"])
+def test_a_control_process_dies_at_a_random_moment_of_a_recovery(pair, part):
+    known = set(pair.state.incidents)
+    delay_s = random.Random(f"{part}-1").uniform(0.0, 2.5)
+    killer = threading.Timer(delay_s, pair.kill, [part])
+    killer.start()
+    pair.cli("inject", "crash", "big/1")
+    pair.until("the failure", lambda _: pair.new_failures(known))
+    killer.join()
+    pair.calm(SIZES)
+    pair.trains_on()
+    (incident,) = pair.new_failures(known)
+    assert (incident.kind, incident.jobs) == (ErrorKind.PROCESS_EXIT, ("big",))
+    pair.check_journal()
+
+
+@pytest.mark.parametrize("after", list(StepKind))
+def test_a_recovery_killed_between_two_steps_goes_on_without_doing_one_twice(pair, after):
+    known, seq = set(pair.state.incidents), pair.state.seq
+    generation = pair.state.jobs["big"].generation
+    pair.cli("inject", "crash", "big/0")
+
+    def step_done(state):
+        plans = [p for p in state.plans.values() if p.is_active and not set(p.plan.incidents) <= known]
+        return any(step.kind is after and step.id in plan.results for plan in plans for step in plan.plan.steps)
+
+    pair.until(f"{after} done", lambda state: step_done(state) or new_closed(pair, known))
+    pair.kill("recovery")
+    pair.calm(SIZES)
+    pair.trains_on()
+    state = pair.state
+    assert state.jobs["big"].generation == generation + 1, "killed and restarted, it was still one plan"
+    steps = [e.event.id for e in pair.journal.entries() if e.seq > seq and isinstance(e.event, StepCompleted)]
+    assert sorted(steps) == sorted(set(steps))
+    _, contradictions = read_lineage(ledger_directory(pair.site.run_dir, "big"))
+    assert contradictions == [], "a generation that was launched twice would contradict itself"
+    pair.check_journal()
+
+
+def new_closed(cluster, known):
+    return [it for it in cluster.new_failures(known) if it.closed_at is not None]
+
+
+def test_a_lost_node_is_planned_around_and_taken_back(pair):
+    node = pair.state.jobs["big"].assignment.nodes[0]
+    known = set(pair.state.incidents)
+    pair.cli("inject", "node-loss", node)
+    pair.calm({"big": 2, "small": 2} if len(pair.state.nodes) == 2 else {"big": 4})
+    pair.trains_on()
+    (incident,) = [it for it in pair.new_failures(known) if it.status == "closed"]
+    assert (incident.kind, incident.node) == (ErrorKind.NODE_LOST, node)
+    pair.cli("up")
+    pair.calm(SIZES)
+    pair.check_journal()
+
+
+def test_with_the_train_flow_dead_failures_are_still_handled(pair):
+    for process in psutil.process_iter():
+        try:
+            ours = process.environ().get("UNICRON_CLUSTER_ID") == pair.site.cluster_id
+            if ours and any("prefect.engine" in part for part in process.cmdline()):
+                process.kill()
+        except psutil.Error:
+            continue
+    known = set(pair.state.incidents)
+    pair.cli("inject", "crash", "small/0")
+    pair.until("the failure", lambda _: pair.new_failures(known))
+    pair.calm(SIZES)
+    pair.trains_on()
+    pair.check_journal()
+
+
+def test_a_hung_rank_is_noticed_and_replaced(pair):
+    known = set(pair.state.incidents)
+    pair.cli("inject", "hang", "small/1")
+    pair.until("the hang", lambda _: pair.new_failures(known))
+    pair.calm(SIZES)
+    pair.trains_on()
+    assert {it.kind for it in pair.new_failures(known)} <= {ErrorKind.TASK_HANG, ErrorKind.NCCL_TIMEOUT}
+    pair.check_journal()

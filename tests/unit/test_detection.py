@@ -1,0 +1,123 @@
+"""From observations to kinds of failure, and from silence to a hang."""
+
+import pytest
+
+from unicron_lib.agent.messages import NodeUnreachable, Observation, RankExited, RankFailed, RankFinished
+from unicron_lib.detection.classify import classify
+from unicron_lib.detection.exceptions import kind_of_exception
+from unicron_lib.detection.stall import FLOOR_S, Pace
+from unicron_lib.domain.failures import EVIDENCE_LIMIT, DetectionMethod, ErrorKind
+
+
+def observed(body):
+    return Observation(node="node-1", boot="b", seq=3, at=5.0, body=body)
+
+
+def exited(code, *, oom=False):
+    body = RankExited(job="a", generation=2, rank=1, pid=9, exit_code=code, iteration=4, out_of_memory=oom)
+    return classify(observed(body))
+
+
+def test_a_killed_rank_names_the_signal():
+    failure = exited(-9)
+    assert (failure.kind, failure.method) == (ErrorKind.PROCESS_EXIT, DetectionMethod.PROCESS)
+    assert "SIGKILL" in failure.evidence
+    assert (failure.job, failure.generation, failure.rank, failure.node, failure.iteration) == ("a", 2, 1, "node-1", 4)
+
+
+@pytest.mark.parametrize(
+    ("code", "oom", "kind"),
+    [
+        (1, False, ErrorKind.PROCESS_EXIT),
+        (-9, True, ErrorKind.OUT_OF_MEMORY),
+        (17, False, ErrorKind.CUDA_ERROR),
+        (93, False, ErrorKind.USER_ERROR),
+        (-250, False, ErrorKind.PROCESS_EXIT),
+    ],
+)
+def test_exit_codes(code, oom, kind):
+    assert exited(code, oom=oom).kind is kind
+
+
+REAL_MESSAGES = [
+    ("RuntimeError", "CUDA error: uncorrectable ECC error encountered", ErrorKind.ECC_ERROR),
+    ("RuntimeError", "CUDA error: an illegal memory access was encountered", ErrorKind.ILLEGAL_MEMORY_ACCESS),
+    ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB", ErrorKind.OUT_OF_MEMORY),
+    (
+        "RuntimeError",
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:22236",
+        ErrorKind.CONNECTION_RESET,
+    ),
+    (
+        "RuntimeError",
+        "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation to complete",
+        ErrorKind.NCCL_TIMEOUT,
+    ),
+    ("DistBackendError", "NCCL error: remote process exited or there was a network error", ErrorKind.NCCL_REMOTE_ERROR),
+    ("DistNetworkError", "The client socket has failed to connect: Connection refused", ErrorKind.CONNECTION_REFUSED),
+    ("RuntimeError", "CUDA error: device-side assert triggered", ErrorKind.CUDA_ERROR),
+    ("StoreError", "s3://bucket/x refused 'k': SlowDown", ErrorKind.STORAGE_ERROR),
+    ("KeyError", "'input_ids'", ErrorKind.USER_ERROR),
+    ("RuntimeError", "something never seen", ErrorKind.OTHER),
+]
+
+
+@pytest.mark.parametrize(("error_type", "message", "kind"), REAL_MESSAGES)
+def test_exceptions(error_type, message, kind):
+    assert kind_of_exception(error_type, message) is kind
+
+
+def test_a_huge_traceback_is_bounded_with_head_and_tail():
+    body = RankFailed(
+        job="a",
+        generation=1,
+        rank=0,
+        iteration=3,
+        error_type="RuntimeError",
+        message="HEAD",
+        traceback="x" * 10**6 + "TAIL",
+        parked=False,
+    )
+    evidence = classify(observed(body)).evidence
+    assert len(evidence) <= EVIDENCE_LIMIT
+    assert "HEAD" in evidence
+    assert evidence.endswith("TAIL")
+
+
+def test_a_silent_node_is_lost_and_a_finished_rank_is_no_failure():
+    lost = classify(observed(NodeUnreachable(silent_s=5.2, reason="connection closed", jobs=("a",))))
+    assert (lost.kind, lost.job, lost.boot) == (ErrorKind.NODE_LOST, None, "b")
+    assert classify(observed(RankFinished(job="a", generation=1, rank=0, iteration=9, loss=1.0))) is None
+
+
+def paced(iteration_s, count=10, generation=1):
+    pace = Pace()
+    for number in range(count):
+        pace.observe(generation, number, iteration_s, now=number * iteration_s)
+    return pace, (count - 1) * iteration_s
+
+
+def test_a_job_that_stops_stepping_is_stalled_after_three_iterations():
+    pace, last = paced(10.0)
+    assert pace.stalled_for(last + 29.0) is None
+    assert pace.stalled_for(last + 31.0) == pytest.approx(31.0)
+
+
+def test_a_fast_job_gets_the_floor():
+    pace, last = paced(0.1)
+    assert pace.stalled_for(last + FLOOR_S - 0.1) is None
+    assert pace.stalled_for(last + FLOOR_S + 0.1) is not None
+
+
+def test_nothing_is_a_stall_before_the_pace_is_known_or_after_a_new_generation():
+    pace, last = paced(1.0, count=3)
+    assert pace.stalled_for(last + 1000) is None
+    pace, last = paced(1.0)
+    pace.observe(2, 0, 1.0, now=last + 50)
+    assert pace.stalled_for(last + 1000) is None
+
+
+def test_one_long_iteration_does_not_move_the_baseline():
+    pace, last = paced(10.0)
+    pace.observe(1, 10, 100.0, now=last + 100)
+    assert pace.stalled_for(last + 131) is not None

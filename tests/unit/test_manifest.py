@@ -1,0 +1,76 @@
+"""Manifests come from a store that others can write: whatever is no manifest is refused in one sentence."""
+
+import json
+
+import pytest
+
+from unicron_lib.checkpointing.manifest import Manifest, Shard, dump_manifest, parse_key, parse_manifest
+from unicron_lib.domain.plans import Layout
+from unicron_lib.errors import CheckpointError
+
+SHARD = Shard(key="jobs/a/shards/i0000000007-g2-all/r0.safetensors", num_bytes=10, sha256="0" * 64, tensors=("param.w",))
+MANIFEST = Manifest(job="a", generation=2, iteration=7, loss=1.5, consumed_samples=64, layout=Layout(dp=1), shards=(SHARD,))
+
+
+def hostile(**changes) -> bytes:
+    return json.dumps(json.loads(dump_manifest(MANIFEST)) | changes).encode()
+
+
+def hostile_shard(**changes) -> bytes:
+    shard = json.loads(dump_manifest(MANIFEST))["shards"][0] | changes
+    return hostile(shards=[shard])
+
+
+def test_a_manifest_comes_back_as_it_was() -> None:
+    assert parse_manifest(dump_manifest(MANIFEST)) == MANIFEST
+    assert parse_key("a", MANIFEST.key) == (7, 2)
+
+
+def test_newer_checkpoints_have_smaller_keys() -> None:
+    def key(iteration: int, generation: int) -> str:
+        return parse_manifest(hostile(iteration=iteration, generation=generation)).key
+
+    assert key(10, 3) < key(10, 2) < key(9, 9) < key(2, 1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"null",
+        b"\x80\x04K\x01.",
+        dump_manifest(MANIFEST)[:-20],
+        hostile(format=2),
+        hostile(job="../a"),
+        hostile(job="b"),
+        hostile(iteration="7"),
+        hostile(iteration=-1),
+        hostile(generation=1.5),
+        hostile(consumed_samples=None),
+        hostile(loss="NaN"),
+        hostile(shards=[]),
+        hostile(shards=[json.loads(dump_manifest(MANIFEST))["shards"][0]] * 2),
+        hostile(unknown=1),
+        hostile_shard(key="jobs/b/shards/i1-g1-all/r0.safetensors"),
+        hostile_shard(key="jobs/a/shards/../../b/r0.safetensors"),
+        hostile_shard(key="/etc/passwd"),
+        hostile_shard(key="jobs/a/shards/x/r0.safetensors\n"),
+        hostile_shard(num_bytes=0),
+        hostile_shard(num_bytes=True),
+        hostile_shard(sha256="0" * 63),
+        hostile_shard(tensors=[]),
+        hostile_shard(tensors=["../w"]),
+        hostile_shard(tensors="param.w"),
+    ],
+)
+def test_what_is_no_manifest_is_refused(data: bytes) -> None:
+    with pytest.raises(CheckpointError, match=r"^the manifest is damaged: ") as caught:
+        parse_manifest(data)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["", "jobs/b/manifests/0000000001-0000000001.json", "jobs/a/manifests/1-1.json", "../x"])
+def test_keys_of_other_things_are_refused(key: str) -> None:
+    with pytest.raises(CheckpointError, match="is no checkpoint of job a"):
+        parse_key("a", key)
