@@ -4,6 +4,10 @@ import re
 
 from unicron_lib.domain.failures import ErrorKind
 
+_USER_MISTAKES = (
+    *("UserError", "ImportError", "ModuleNotFoundError", "NameError", "SyntaxError", "IndentationError", "AttributeError"),
+    *("TypeError", "KeyError", "IndexError", "ValueError", "AssertionError", "NotImplementedError", "FileNotFoundError"),
+)
 _RULES: tuple[tuple[str, ErrorKind], ...] = (
     (r"uncorrect(able|ed) ECC|double.?bit ECC|ECC error", ErrorKind.ECC_ERROR),
     (r"DMA mapping|invalid DMA", ErrorKind.INVALID_DMA_MAPPING),
@@ -25,11 +29,7 @@ _RULES: tuple[tuple[str, ErrorKind], ...] = (
     (r"StoreError|CheckpointError|SlowDown|ExpiredToken|No space left|S3|ClientError", ErrorKind.STORAGE_ERROR),
     (r"DataLoader|dataloader|DataError", ErrorKind.DATALOADER_ERROR),
     (r"\b(nan|NaN|inf)\b.*loss|loss.*\b(nan|NaN|inf)\b", ErrorKind.LOSS_ANOMALY),
-    (
-        r"^(UserError|ImportError|ModuleNotFoundError|NameError|SyntaxError|IndentationError|AttributeError|TypeError"
-        r"|KeyError|IndexError|ValueError|AssertionError|NotImplementedError|FileNotFoundError)\b",
-        ErrorKind.USER_ERROR,
-    ),
+    (rf"^({'|'.join(_USER_MISTAKES)})\b", ErrorKind.USER_ERROR),
 )
 _COMPILED = tuple((re.compile(pattern, re.DOTALL), kind) for pattern, kind in _RULES)
 

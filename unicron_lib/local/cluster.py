@@ -92,10 +92,7 @@ class LocalCluster:
         for process in everyone:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
-        deadline = time.monotonic() + 5
-        while time.monotonic() < deadline and any(process.poll() is None for process in everyone):
-            await asyncio.sleep(LOOK_S)
-        await asyncio.to_thread(sweep, self.site.cluster_id)
+        await asyncio.to_thread(sweep, self.site.cluster_id, grace_s=5.0)
         for process in everyone:
             process.wait()
 

@@ -3,7 +3,7 @@
 import json
 import socket
 
-from conftest import job_file
+from whole_cluster import job_file
 
 from unicron_lib.domain.jobs import JobStatus
 
@@ -17,7 +17,8 @@ def one_line(text: str) -> str:
 
 def test_status_tells_nodes_jobs_and_the_ui(pair):
     found = pair.json("status")
-    assert {row["job"]: row["gpus"] for row in found["jobs"]} >= {"big": 4, "small": 2}
+    sizes = {row["job"]: row["gpus"] for row in found["jobs"]}
+    assert (sizes["big"], sizes["small"]) == (4, 2)
     assert [row["status"] for row in found["nodes"]] == ["ready"] * 3
     assert found["ui_url"].startswith("http://127.0.0.1:")
     assert "big" in pair.cli("status").stdout
