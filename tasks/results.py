@@ -1,6 +1,7 @@
 """Where Prefect keeps task results: in the object store of the cluster, beside the journal."""
 
 import asyncio
+from functools import cache
 
 from prefect.filesystems import WritableFileSystem
 
@@ -8,6 +9,9 @@ from unicron_lib.adapters.stores import open_store
 
 BLOCK_NAME = "cluster"
 SLUG = f"unicron-store/{BLOCK_NAME}"
+
+
+_store = cache(open_store)  # a boto3 client takes a tenth of a second to build
 
 
 class UnicronStore(WritableFileSystem):
@@ -20,8 +24,8 @@ class UnicronStore(WritableFileSystem):
 
     async def read_path(self, path: str) -> bytes:
         """The object under `path`."""
-        return await asyncio.to_thread(open_store(self.url).get, f"results/{path}")
+        return await asyncio.to_thread(_store(self.url).get, f"results/{path}")
 
     async def write_path(self, path: str, content: bytes) -> None:
         """Write the object under `path`."""
-        await asyncio.to_thread(open_store(self.url).put, f"results/{path}", content)
+        await asyncio.to_thread(_store(self.url).put, f"results/{path}", content)
