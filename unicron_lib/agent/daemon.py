@@ -8,6 +8,7 @@ import signal
 import tempfile
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -20,6 +21,7 @@ from unicron_lib.agent.rank_socket import RankSocket
 from unicron_lib.agent.rendezvous import RENDEZVOUS_TARGET, RendezvousStores
 from unicron_lib.agent.supervisor import RANK_TARGET, Supervisor
 from unicron_lib.agent.uplink import DeclaredLost, Uplink
+from unicron_lib.errors import AgentError
 
 log = logging.getLogger(__name__)
 STOP_GRACE_S = 3.0
@@ -80,6 +82,9 @@ class Agent:
             connected.result()
 
     async def _stay_connected(self) -> None:
+        """Join when ranks can be started at once: a job that moves here must not wait for imports."""
+        with suppress(AgentError):  # it is logged, and each launch answers with the cause
+            await self._forks.ready()
         while True:
             try:
                 await self._uplink.run()
