@@ -21,7 +21,7 @@ from unicron_lib.domain.cluster import ClusterState, IncidentStatus, PlanState
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 from unicron_lib.domain.plans import STEP_ORDER, Step
 from unicron_lib.domain.recovery import decide
-from unicron_lib.errors import IllegalTransition
+from unicron_lib.errors import IllegalTransition, StoreError
 
 LOOK_AGAIN_S = 0.25
 
@@ -55,10 +55,8 @@ async def respond(call: Call, *, incident: str | None = None) -> None:
                 return
             case Wait(until=until):
                 await asyncio.sleep(min(max(until - time.time(), 0.01), LOOK_AGAIN_S))
-            case Continue(plan=plan):
-                await _carry_out_plan(call, state.plans[plan])
-            case Respond() as answer:
-                await _plan(call, answer)
+            case Continue() | Respond() as action:
+                await _act(call, state, action)
 
 
 def _is_over(state: ClusterState, incident: str) -> bool:
@@ -70,11 +68,14 @@ async def _refresh() -> ClusterState:
     return await asyncio.to_thread(services().journal.refresh)
 
 
-async def _plan(call: Call, answer: Respond) -> None:
+async def _act(call: Call, state: ClusterState, action: Continue | Respond) -> None:
     try:
-        await call(decide_plan, answer)
+        if isinstance(action, Respond):
+            await call(decide_plan, action)
+        else:
+            await _carry_out_plan(call, state.plans[action.plan])
     except IllegalTransition:
-        await asyncio.sleep(LOOK_AGAIN_S)  # another process planned at the same moment: its plan holds
+        await asyncio.sleep(LOOK_AGAIN_S)  # another process was faster: what it journalled holds
 
 
 async def _carry_out_plan(call: Call, progress: PlanState) -> None:
@@ -84,10 +85,12 @@ async def _carry_out_plan(call: Call, progress: PlanState) -> None:
         outcome = await _unless_superseded(plan.id, [call(carry_out, plan, step) for step in todo])
         if outcome is None:
             return
-        failed = [(step, error) for step, error in zip(todo, outcome, strict=True) if isinstance(error, Exception)]
-        for step, error in failed:
-            await report_failure(_failure_of(step, error))
-        if failed:
+        undone = [(step, error) for step, error in zip(todo, outcome, strict=True) if isinstance(error, BaseException)]
+        for step, error in undone:
+            # what the store's absence or a cancellation left undone is merely carried out again
+            if isinstance(error, Exception) and not isinstance(error, StoreError):
+                await report_failure(_failure_of(step, error))
+        if undone:
             await asyncio.sleep(LOOK_AGAIN_S)
             return
     await call(complete, plan.id)

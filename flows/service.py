@@ -16,19 +16,18 @@ import uuid
 from collections.abc import Coroutine
 from typing import Any
 
-import httpx
 from prefect import Flow, State, get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.events.clients import get_events_subscriber
 from prefect.events.filters import EventFilter, EventNameFilter
 from prefect.exceptions import ObjectNotFound
 from prefect.flow_engine import run_flow_async
-from prefect.settings import get_current_settings
 from prefect.states import Completed, Pending
 
 from flows.reconfiguration import reconfigure
 from flows.recovery import recover
 from flows.response import plain, respond
+from flows.watching import keep_watched, prefect_answers
 from tasks.health import report
 from tasks.services import services
 from unicron_lib.domain.actions import Continue, Respond
@@ -52,7 +51,7 @@ class RecoveryService:
 
     async def serve(self) -> None:
         """Serve until cancelled."""
-        background = [asyncio.create_task(work()) for work in (self._listen, self._adopt_orphans)]
+        background = [asyncio.create_task(work()) for work in (self._listen, self._adopt_orphans, keep_watched)]
         try:
             while True:
                 await self._look()
@@ -93,7 +92,7 @@ class RecoveryService:
 
     async def _new_run(self, incident: Incident) -> FlowRun | None:
         """A run of the deployment that no worker races for; None while Prefect or the deployment is away."""
-        if not await _prefect_answers():
+        if not await prefect_answers():
             return None
         flow = _flow_of(incident)
         async with get_client() as client:
@@ -150,15 +149,6 @@ class RecoveryService:
 
 def _flow_of(incident: Incident) -> Flow[[str], Coroutine[Any, Any, str]]:
     return recover if incident.is_failure else reconfigure
-
-
-async def _prefect_answers() -> bool:
-    url = get_current_settings().api.url
-    try:
-        async with httpx.AsyncClient(timeout=0.5) as client:
-            return (await client.get(f"{url}/health")).is_success
-    except httpx.HTTPError:
-        return False
 
 
 async def _main() -> None:

@@ -1,7 +1,9 @@
 """`train`: the long-lived run of one job. It watches the job's health; the training itself does not depend on it."""
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Awaitable, Callable
 
 from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
@@ -14,7 +16,7 @@ from unicron_lib.domain.cluster import ClusterState
 from unicron_lib.domain.events import JobCancelled, JobSubmitted
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 from unicron_lib.domain.jobs import ENDED, JobSpec, JobState, JobStatus
-from unicron_lib.errors import ControllerError, UnicronError, UserError
+from unicron_lib.errors import ControllerError, StoreError, UnicronError, UserError
 
 LOOK_S = 0.5
 
@@ -62,9 +64,10 @@ async def _submit(job: JobSpec, submission: str) -> None:
 
 async def _wait_for_end(name: str) -> JobState:
     while True:
-        job = (await _refresh()).jobs[name]
-        if job.status in ENDED:
-            return job
+        with contextlib.suppress(StoreError):  # the store may be away for a while, the job trains on
+            job = (await _refresh()).jobs[name]
+            if job.status in ENDED:
+                return job
         await asyncio.sleep(LOOK_S)
 
 
@@ -81,34 +84,61 @@ async def _cancel_if_asked(name: str) -> None:
         )
 
 
-async def _watch_ranks(name: str) -> None:
-    """Node, process and exception health: what agents and controller observed of this job."""
+async def _for_ever(look: Callable[[], Awaitable[None]], pause_s: float) -> None:
+    """Keep looking: what a part of the control plane that is away for a while must not end."""
     while True:
         try:
-            for observation in await services().controller.observations(job=name, wait_s=10.0):
-                incident = await report_task(observation)
-                get_run_logger().warning("%s at %s: incident %s", observation.body.type, observation.node, incident)
-        except ControllerError:
+            await look()
+        except UnicronError as error:
+            get_run_logger().warning("%s", error)
             await asyncio.sleep(LOOK_S)
+        except Exception:  # noqa: BLE001 - a watcher that ends in silence would be worse
+            get_run_logger().exception("this look failed, another one follows")
+            await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(pause_s)
+
+
+async def _watch_ranks(name: str) -> None:
+    """Node, process and exception health: what agents and controller observed of this job."""
+
+    async def look() -> None:
+        for observation in await services().controller.observations(job=name, wait_s=10.0):
+            incident = await report_task(observation)
+            get_run_logger().warning("%s at %s: incident %s", observation.body.type, observation.node, incident)
+
+    await _for_ever(look, pause_s=0.0)
 
 
 async def _watch_pace(name: str) -> None:
     """Iteration-time health: a job that runs but makes no iterations hangs."""
     pace = Pace()
-    while True:
-        await asyncio.sleep(LOOK_S)
+
+    async def look() -> None:
+        nonlocal pace
         try:
             live = (await services().live()).get(name)
         except ControllerError:
             pace = Pace()  # blind is not stalled
-            continue
+            raise
         job = (await _refresh()).jobs[name]
         if live is None or job.pending is not None or live.generation != job.generation:
-            continue
+            return
         pace.observe(live.generation, live.iteration, live.iteration_s, time.monotonic())
         silent_s = pace.stalled_for(time.monotonic())
         if silent_s is not None:
             await report_failure(_stall(name, live.generation, live.iteration, silent_s))
+
+    await _for_ever(look, pause_s=LOOK_S)
+
+
+async def _watch_progress(name: str) -> None:
+    """A progress bar on the run's page."""
+
+    async def look() -> None:
+        live = (await services().live()).get(name)
+        await report_progress((await _refresh()).jobs[name], live)
+
+    await _for_ever(look, pause_s=5.0)
 
 
 def _stall(name: str, generation: int, iteration: int, silent_s: float) -> Failure:
@@ -122,15 +152,3 @@ def _stall(name: str, generation: int, iteration: int, silent_s: float) -> Failu
         iteration=iteration,
         evidence=f"no iteration for {silent_s:.1f} s after iteration {iteration}, although all ranks are alive",
     )
-
-
-async def _watch_progress(name: str) -> None:
-    """A progress bar on the run's page."""
-    while True:
-        try:
-            live = (await services().live()).get(name)
-            job = (await _refresh()).jobs[name]
-            await report_progress(job, live)
-        except ControllerError:
-            pass
-        await asyncio.sleep(5)

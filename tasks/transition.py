@@ -17,7 +17,7 @@ from unicron_lib.domain.cluster import NodeStatus
 from unicron_lib.domain.events import Scalar, StepCompleted
 from unicron_lib.domain.jobs import ENDED
 from unicron_lib.domain.plans import Plan, Step, StepKind
-from unicron_lib.errors import ControllerError, UnicronError
+from unicron_lib.errors import CommandTimeout, ControllerError, UnicronError
 
 Result = Mapping[str, Scalar]
 REACHABLE = frozenset({NodeStatus.READY, NodeStatus.SUSPECT, NodeStatus.QUARANTINED})
@@ -191,14 +191,13 @@ async def _send_unless_gone(node: str, command: Command, *, timeout_s: float) ->
 
 
 async def _send(node: str, command: Command, *, timeout_s: float) -> Reply:
-    """The agent's answer, through restarts of the controller. Raises StepFailed if there is none or it is no."""
-    deadline = time.monotonic() + timeout_s
+    """The agent's answer, however long the controller is away. Raises StepFailed if there is none or it is no."""
     while True:
         try:
             reply = await services().controller.command(node, command, timeout_s=timeout_s)
             break
         except ControllerError as error:
-            if time.monotonic() > deadline or await _is_gone(node):
+            if isinstance(error, CommandTimeout) or await _is_gone(node):
                 raise StepFailed(f"{node} did not answer {command.type} for {command.job}: {error}") from error
             await asyncio.sleep(0.2)
     if not reply.ok:

@@ -18,7 +18,8 @@ NUMBERS = ("mtbf_gpu_s", "granularity_gpus", "solve_limit_s", "drain_s", "comman
 class Settings:
     """Where the parts of the control plane find each other, and the numbers that planning needs.
 
-    `granularity_gpus` 0 means whole nodes. All `_s` are seconds.
+    Allocations are multiples of `granularity_gpus`; 0 means
+    that every size a job's table offers may be had. All `_s` are seconds.
     """
 
     store_url: str

@@ -24,6 +24,7 @@ from unicron_lib.controller.views import (
     nodes_json,
     observations_json,
     progress_json,
+    watchers_json,
 )
 from unicron_lib.controller.watch import view, watch
 from unicron_lib.domain.cluster import ClusterState
@@ -65,7 +66,8 @@ def create_app(*, journal: JournalPort, token: str, known: ClusterState) -> Fast
     async def agents(socket: WebSocket) -> None:
         await serve_agent(controller, token, socket)
 
-    app.include_router(_routes(controller), prefix="/v1", dependencies=[Depends(check_token)])
+    for router in (_routes(controller), _observation_routes(controller)):
+        app.include_router(router, prefix="/v1", dependencies=[Depends(check_token)])
     app.add_exception_handler(ControllerError, _refuse)
     return app
 
@@ -94,14 +96,6 @@ def _routes(controller: Controller) -> APIRouter:
             raise HTTPException(404, f"job {job} has not reported any progress")
         return _json(progress_json, seen)
 
-    @router.get("/observations")
-    async def observations(job: str | None = None, wait_s: WaitS = 0.0, min_age_s: WaitS = 0.0) -> Response:
-        return _json(observations_json, await _await_observations(controller, job, wait_s=wait_s, min_age_s=min_age_s))
-
-    @router.post("/observations/ack")
-    async def acknowledge(ids: Annotated[list[str], Body(embed=True)]) -> Response:
-        return _json(acknowledged_json, Acknowledged(acknowledged=await controller.acknowledge(ids)))
-
     @router.post("/nodes/{node}/commands")
     async def send(
         node: str, request: Request, timeout_s: Annotated[float, Query(gt=0, le=LONGEST_COMMAND_S)] = 30.0
@@ -111,6 +105,30 @@ def _routes(controller: Controller) -> APIRouter:
         except ValidationError as error:
             raise HTTPException(422, f"that is no command: {error}") from None
         return _json(_reply, await controller.hub.command(node, wanted, timeout_s=timeout_s))
+
+    return router
+
+
+def _observation_routes(controller: Controller) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/observations")
+    async def observations(job: str | None = None, wait_s: WaitS = 0.0, min_age_s: WaitS = 0.0) -> Response:
+        try:
+            found = await _await_observations(controller, job, wait_s=wait_s, min_age_s=min_age_s)
+        finally:
+            if job is not None:
+                controller.watched_at[job] = time.monotonic()
+        return _json(observations_json, found)
+
+    @router.get("/watchers")
+    async def watchers() -> Response:
+        now = time.monotonic()
+        return _json(watchers_json, {job: now - at for job, at in controller.watched_at.items()})
+
+    @router.post("/observations/ack")
+    async def acknowledge(ids: Annotated[list[str], Body(embed=True)]) -> Response:
+        return _json(acknowledged_json, Acknowledged(acknowledged=await controller.acknowledge(ids)))
 
     return router
 

@@ -19,11 +19,13 @@ from unicron_lib.controller.views import (
     nodes_json,
     observations_json,
     progress_json,
+    watchers_json,
 )
-from unicron_lib.errors import ControllerError, NodeNotConnected
+from unicron_lib.errors import CommandTimeout, ControllerError, NodeNotConnected
 
 T = TypeVar("T")
 ANSWER_S = 5.0
+_ERRORS = {httpx.codes.NOT_FOUND: NodeNotConnected, httpx.codes.GATEWAY_TIMEOUT: CommandTimeout}
 _reply: TypeAdapter[Reply] = TypeAdapter(Reply)
 
 
@@ -83,6 +85,10 @@ class ControllerClient:
         query = {"job": job, "wait_s": wait_s, "min_age_s": min_age_s}
         return _parse(observations_json, await self._call("GET", "/v1/observations", query=query, wait_s=wait_s))
 
+    async def watchers(self) -> dict[str, float]:
+        """Seconds since somebody last waited for the observations of a job, by job."""
+        return _parse(watchers_json, await self._call("GET", "/v1/watchers"))
+
     async def acknowledge(self, ids: Iterable[str]) -> int:
         """The observations are journalled: forget them. How many of them were waiting."""
         answer = await self._call("POST", "/v1/observations/ack", json={"ids": list(ids)})
@@ -91,7 +97,7 @@ class ControllerClient:
     async def command(self, node: str, wanted: Command, *, timeout_s: float = 30.0) -> Reply:
         """Have the agent of `node` carry out a command. After an error the same command may be sent again.
 
-        Raises NodeNotConnected if the node has no connection. A refusal by the agent is a Reply with `ok` False.
+        Raises NodeNotConnected if the node has no connection, CommandTimeout if it does not answer. A refusal by the agent is a Reply with `ok` False.
         """
         answer = await self._call(
             "POST",
@@ -121,11 +127,9 @@ class ControllerClient:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             reason = str(error) or type(error).__name__
             raise ControllerError(f"the controller at {self._url} does not answer ({reason}): is it running?") from error
-        missing = response.status_code == httpx.codes.NOT_FOUND
-        if response.is_success or (missing and missing_is_fine):
+        if response.is_success or (response.status_code == httpx.codes.NOT_FOUND and missing_is_fine):
             return response
-        sentence = _detail(response)
-        raise NodeNotConnected(sentence) if missing else ControllerError(sentence)
+        raise _ERRORS.get(response.status_code, ControllerError)(_detail(response))
 
 
 def _detail(response: httpx.Response) -> str:

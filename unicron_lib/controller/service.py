@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 class Controller:
     """The controller's memory, which it can lose at any time: the journal and the agents fill it again.
 
-    `bell` rings at every observation and every progress.
+    `bell` rings at every observation and every progress; `watched_at` tells when somebody last asked for the
+    observations of a job, by the monotonic clock.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -38,6 +39,7 @@ class Controller:
         self.pending = PendingObservations()
         self.progress = ProgressTable()
         self.bell = Bell()
+        self.watched_at: dict[str, float] = {}
 
     def remember(self, state: ClusterState) -> None:
         """Take over the nodes that the journal knows: those that do not dial in are going to be judged."""

@@ -72,5 +72,6 @@ nodes_json: TypeAdapter[tuple[NodeView, ...]] = TypeAdapter(tuple[NodeView, ...]
 progress_json: TypeAdapter[JobProgress] = TypeAdapter(JobProgress)
 all_progress_json: TypeAdapter[tuple[JobProgress, ...]] = TypeAdapter(tuple[JobProgress, ...], config=NAN_STAYS_NAN)
 observations_json: TypeAdapter[tuple[Observation, ...]] = TypeAdapter(tuple[Observation, ...], config=NAN_STAYS_NAN)
+watchers_json: TypeAdapter[dict[str, float]] = TypeAdapter(dict[str, float])
 health_json: TypeAdapter[Health] = TypeAdapter(Health)
 acknowledged_json: TypeAdapter[Acknowledged] = TypeAdapter(Acknowledged)

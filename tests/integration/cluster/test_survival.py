@@ -1,6 +1,8 @@
 """Parts of the control plane are killed while a recovery runs, and started again by the supervisor: always the same end."""
 
+import os
 import random
+import signal
 import threading
 
 import psutil
@@ -87,19 +89,30 @@ def test_a_lost_node_is_planned_around_and_taken_back(pair):
 
 
 def test_with_the_train_flow_dead_failures_are_still_handled(pair):
-    for process in psutil.process_iter():
-        try:
-            ours = process.environ().get("UNICRON_CLUSTER_ID") == pair.site.cluster_id
-            if ours and any("prefect.engine" in part for part in process.cmdline()):
-                process.kill()
-        except psutil.Error:
-            continue
+    dead = train_runs(pair)
+    assert len(dead) == 2, "both jobs have a train run"
+    for pid in dead:
+        os.kill(pid, signal.SIGKILL)
     known = set(pair.state.incidents)
     pair.cli("inject", "crash", "small/0")
     pair.until("the failure", lambda _: pair.new_failures(known))
     pair.calm(SIZES)
     pair.trains_on()
     pair.check_journal()
+    pair.until("new train runs", lambda _: len(set(train_runs(pair)) - set(dead)) == 2)
+
+
+def train_runs(cluster):
+    """Process ids of the train runs."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            ours = process.environ().get("UNICRON_CLUSTER_ID") == cluster.site.cluster_id
+            if ours and any("prefect.engine" in part for part in process.cmdline()):
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
 
 
 def test_a_hung_rank_is_noticed_and_replaced(pair):

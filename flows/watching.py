@@ -1,0 +1,79 @@
+"""Every running job has a train run that watches it: where one died, a new one is started and adopts the job."""
+
+import asyncio
+import logging
+import time
+from uuid import UUID
+
+import httpx
+from prefect import State, get_client
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId, FlowRunFilter, FlowRunFilterState
+from prefect.client.schemas.filters import FlowRunFilterStateType as StateTypeFilter
+from prefect.client.schemas.objects import StateType
+from prefect.settings import get_current_settings
+from prefect.states import Crashed
+
+from tasks.services import services
+from unicron_lib.domain.cluster import ClusterState
+from unicron_lib.domain.jobs import ENDED, JobState
+
+UNWATCHED_S = 20.0
+"""A train run asks for the observations of its job at least every 10 s."""
+START_S = 90.0
+LOOK_S = 5.0
+log = logging.getLogger("unicron.watching")
+
+
+async def prefect_answers() -> bool:
+    """Whether the Prefect server is there; does not wait for one that is not."""
+    url = get_current_settings().api.url
+    try:
+        async with httpx.AsyncClient(timeout=0.5) as client:
+            return (await client.get(f"{url}/health")).is_success
+    except httpx.HTTPError:
+        return False
+
+
+async def keep_watched() -> None:
+    """Look every few seconds, for ever."""
+    grace = dict[str, float]()
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
+            await _look(grace)
+        except Exception as error:  # noqa: BLE001 - a job trains on without its run
+            log.warning("looking for train runs again later: %s", error)
+
+
+async def _look(grace: dict[str, float]) -> None:
+    """Start a run for each job that nobody has watched for a while; `grace` says until when a job is left alone."""
+    state: ClusterState = await asyncio.to_thread(services().journal.refresh)
+    ages = await services().controller.watchers()
+    now = time.monotonic()
+    for name, job in state.jobs.items():
+        if job.status in ENDED or ages.get(name, UNWATCHED_S + 1) < UNWATCHED_S:
+            grace.pop(name, None)
+        elif now > grace.setdefault(name, now + UNWATCHED_S) and await prefect_answers():
+            grace[name] = now + START_S
+            await _start_another_run(name, job)
+
+
+async def _start_another_run(name: str, job: JobState) -> None:
+    async with get_client() as client:
+        submitted = await client.read_flow_run(UUID(job.submission))
+        if submitted.deployment_id is None:
+            log.warning("%s was not submitted through a deployment: nothing watches it", name)
+            return
+        await _bury(client, submitted.deployment_id)
+        run = await client.create_flow_run_from_deployment(submitted.deployment_id)
+    log.warning("the train run of %s is gone: %s watches it from now on", name, run.name)
+
+
+async def _bury(client: PrefectClient, deployment: UUID) -> None:
+    """Runs that claim to be running while nothing of them is heard have crashed."""
+    claimed = FlowRunFilter(state=FlowRunFilterState(type=StateTypeFilter(any_=[StateType.RUNNING, StateType.PENDING])))
+    of_job = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
+    for run in await client.read_flow_runs(flow_run_filter=claimed, deployment_filter=of_job):
+        crashed: State[None] = Crashed(message="nothing was heard of this run for a while: its process is gone")
+        await client.set_flow_run_state(run.id, crashed, force=True)

@@ -1,0 +1,82 @@
+"""A cluster without processes: agents that answer commands, and a controller client that reaches them."""
+
+from dataclasses import dataclass, field
+
+from unicron_lib.agent.messages import DrainRanks, LaunchRanks, OpenRendezvous, Reply, SaveReplica, StopRanks
+from unicron_lib.controller.views import JobProgress
+from unicron_lib.errors import NodeNotConnected
+
+
+@dataclass
+class FakeAgents:
+    """Keeps what each node runs: generations by (node, job); every effect is counted by its step."""
+
+    running: dict[tuple[str, str], int] = field(default_factory=dict)
+    effects: list[tuple[str, str]] = field(default_factory=list)
+    replies: dict[str, Reply] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    refuse: dict[str, str] = field(default_factory=dict)
+
+    def carry_out(self, node: str, command) -> Reply:
+        if command.step in self.replies:
+            return self.replies[command.step]
+        if command.type in self.refuse:
+            return Reply(step=command.step, ok=False, error=self.refuse[command.type])
+        self.effects.append((command.type, command.step))
+        reply = Reply(step=command.step, ok=True, result=self._result(node, command))
+        self.replies[command.step] = reply
+        return reply
+
+    def _result(self, node, command):
+        match command:
+            case OpenRendezvous():
+                return {"address": "127.0.0.1", "port": 1}
+            case LaunchRanks():
+                self.running[node, command.job] = command.generation
+                return {"pids": []}
+            case DrainRanks():
+                generation = self.running.get((node, command.job))
+                if generation is None:
+                    return {"ranks": []}
+                rank = {"rank": 0, "generation": generation, "state": "parked", "iteration": 7, "manifest": None}
+                return {"ranks": [rank]}
+            case SaveReplica():
+                return {"iteration": 7, "manifest": None}
+            case StopRanks():
+                return {"stopped": int(self.running.pop((node, command.job), None) is not None)}
+
+
+@dataclass
+class FakeController:
+    """The part of ControllerClient that transitions use."""
+
+    agents: FakeAgents
+
+    async def command(self, node, wanted, *, timeout_s):
+        if node in self.agents.gone:
+            raise NodeNotConnected(f"node {node} is not connected")
+        return self.agents.carry_out(node, wanted)
+
+    async def progress(self):
+        return ()
+
+    async def acknowledge(self, ids):
+        return len(list(ids))
+
+    async def job_progress(self, job, *, generation, world_size, wait_s):
+        nodes = [node for (node, name), running in self.agents.running.items() if name == job and running == generation]
+        if not nodes:
+            return None
+        return JobProgress(
+            job=job,
+            generation=generation,
+            world_size=world_size,
+            iteration=8,
+            loss=1.0,
+            iteration_s=0.1,
+            flops=1.0,
+            at=1.0,
+            first_iteration_at=1.0,
+            iterations=dict.fromkeys(range(world_size), 8),
+            measured_flops={},
+        )

@@ -1,0 +1,162 @@
+"""The sequence that answers incidents, as plain functions: complete, repeatable, interruptible anywhere."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+import pytest
+from fake_site import FakeAgents, FakeController
+from scenes import TABLE
+
+from flows import response
+from flows.response import plain, respond
+from tasks.services import Services
+from unicron_lib.adapters.files import FileStore
+from unicron_lib.config import Settings
+from unicron_lib.domain.cluster import IncidentStatus
+from unicron_lib.domain.events import FailureDetected, JobSubmitted, NodeJoined, StepCompleted
+from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
+from unicron_lib.domain.jobs import JobSpec, JobStatus
+from unicron_lib.domain.plans import StepKind
+from unicron_lib.domain.recovery import Policy
+from unicron_lib.journal import Journal
+
+
+@dataclass
+class FakeSite:
+    journal: Journal
+    agents: FakeAgents
+    tmp: object
+
+    async def respond(self):
+        await respond(plain)
+
+    def fail(self, name, kind=ErrorKind.PROCESS_EXIT, **keys):
+        job = self.journal.refresh().jobs["gpt-a"]
+        found = {"job": "gpt-a", "generation": job.generation, "rank": 1, "iteration": 7, **keys}
+        failure = Failure(id=name, kind=kind, method=DetectionMethod.PROCESS, seen_at=1.0, **found)
+        self.journal.append(FailureDetected(id=name, at=1.0, failure=failure))
+
+    def steps(self):
+        return [e.event.id for e in self.journal.entries() if isinstance(e.event, StepCompleted)]
+
+
+@pytest.fixture
+async def site(tmp_path, monkeypatch):
+    """Two nodes and one running job, over a directory and fake agents; decisions do not wait."""
+    store = FileStore(tmp_path)
+    settings = Settings(store_url=store.url, controller_url="http://nowhere", token="t", drain_s=0.1, command_s=0.1)
+    agents = FakeAgents()
+    made = Services(settings=settings, store=store, journal=Journal(store), controller=FakeController(agents))
+    for module in ("tasks.health", "tasks.planning", "tasks.transition", "flows.response"):
+        monkeypatch.setattr(f"{module}.services", lambda: made)
+    eager, decide = Policy(root_cause_grace_s=0.0, settle_s=0.0), response.decide
+    monkeypatch.setattr(response, "decide", lambda state, now: decide(state, now, eager))
+    monkeypatch.setattr(response, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr("tasks.events.emit_event", lambda **_: None)
+    for number in (1, 2):
+        made.journal.append(NodeJoined(id=f"j{number}", at=1.0, node=f"node-{number}", boot="b", address="a", num_gpus=2))
+    spec = JobSpec(job="gpt-a", min_gpus=2, throughput_flops=TABLE)
+    made.journal.append(JobSubmitted(id="s1", at=1.0, submission="1", spec=spec))
+    fake = FakeSite(journal=made.journal, agents=agents, tmp=tmp_path)
+    await fake.respond()
+    assert made.journal.state.jobs["gpt-a"].gpus == 4
+    return fake
+
+
+async def test_a_failure_is_answered_by_one_plan_and_closed(site):
+    site.fail("f1")
+    await site.respond()
+    state = site.journal.state
+    assert (state.jobs["gpt-a"].generation, state.jobs["gpt-a"].status) == (2, JobStatus.RUNNING)
+    assert {i.status for i in state.incidents.values()} == {IncidentStatus.CLOSED}
+    assert set(site.agents.running.values()) == {2}
+
+
+async def test_two_processes_at_once_do_nothing_twice(site, monkeypatch):
+    """The warm service and a worker's run of the same deployment race: same end, each effect once."""
+    site.fail("f1")
+    before = len(site.agents.effects)
+    await asyncio.gather(site.respond(), site.respond(), site.respond())
+    assert site.journal.refresh().jobs["gpt-a"].generation == 2
+    effects = site.agents.effects[before:]
+    assert len(effects) == len(set(effects))
+    assert len(site.steps()) == len(set(site.steps()))
+
+
+@pytest.mark.parametrize("line", range(1, 12))
+async def test_cancelled_at_any_await_it_goes_on_where_it_was(site, line):
+    site.fail("f1")
+    count = 0
+
+    async def dies(task, *args):
+        nonlocal count
+        count += 1
+        if count == line:
+            raise asyncio.CancelledError
+        result = await plain(task, *args)
+        count += 1
+        if count == line:
+            raise asyncio.CancelledError  # after its effect, before anybody knows
+        return result
+
+    with contextlib.suppress(asyncio.CancelledError):
+        await respond(dies)
+    assert count >= line, "it died"
+    await site.respond()
+    state = site.journal.state
+    assert state.jobs["gpt-a"].generation == 2
+    assert {i.status for i in state.incidents.values()} == {IncidentStatus.CLOSED}
+    launches = [step for kind, step in site.agents.effects if kind == "launch_ranks"]
+    assert len(launches) == len(set(launches)) == 4
+    kinds = [kind for kind, _ in site.agents.effects[-7:]]
+    assert kinds.index("open_rendezvous") > max(i for i, kind in enumerate(kinds) if kind == "stop_ranks")
+
+
+async def test_a_refused_step_is_a_failure_of_the_job_and_is_planned_again(site):
+    site.fail("f1")
+    site.agents.refuse["launch_ranks"] = "no memory"
+
+    async def heals(task, *args):
+        if any(failure.id.startswith("step/") for i in site.journal.state.incidents.values() for failure in i.failures):
+            site.agents.refuse.clear()
+        return await plain(task, *args)
+
+    await respond(heals)
+    state = site.journal.state
+    told = [failure.evidence for i in state.incidents.values() for failure in i.failures]
+    assert any("no memory" in text for text in told)
+    assert (state.jobs["gpt-a"].status, state.jobs["gpt-a"].pending) == (JobStatus.RUNNING, None)
+    assert {i.status for i in state.incidents.values()} == {IncidentStatus.CLOSED}
+
+
+async def test_a_job_that_can_never_start_is_stopped_with_the_reason(site):
+    site.fail("f1")
+    site.agents.refuse["launch_ranks"] = "no memory"
+    await site.respond()
+    job = site.journal.state.jobs["gpt-a"]
+    assert job.status is JobStatus.FAILED
+    assert "without a new iteration" in job.reason
+    assert {i.status for i in site.journal.state.incidents.values()} == {IncidentStatus.CLOSED}
+
+
+async def test_a_node_that_goes_during_the_transition_supersedes_the_plan(site):
+    site.fail("f1")
+
+    async def loses_a_node(task, *args):
+        step = args[1] if len(args) > 1 else None
+        if step is not None and step.kind is StepKind.LAUNCH and not site.agents.gone:
+            site.agents.gone.add("node-2")
+            failure = Failure(
+                id="lost", kind=ErrorKind.NODE_LOST, method=DetectionMethod.NODE_HEALTH, seen_at=1.0, node="node-2", boot="b"
+            )
+            site.journal.append(FailureDetected(id="lost", at=1.0, failure=failure))
+        return await plain(task, *args)
+
+    await respond(loses_a_node)
+    state = site.journal.state
+    assert state.jobs["gpt-a"].gpus == 2
+    assert state.jobs["gpt-a"].nodes == {"node-1"}
+    superseded = [p for p in state.plans.values() if p.superseded_by]
+    assert len(superseded) == 1
+    assert {i.status for i in state.incidents.values()} == {IncidentStatus.CLOSED}
