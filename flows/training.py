@@ -5,8 +5,9 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 
-from prefect import flow, get_run_logger
+from prefect import State, flow, get_run_logger
 from prefect.runtime import flow_run
+from prefect.states import Cancelled
 
 from tasks.health import publish, report_failure, report_task
 from tasks.reporting import report_progress
@@ -26,7 +27,7 @@ class JobFailed(UnicronError):
 
 
 @flow(name="train", flow_run_name="train {job.job}", description="One training job, from its submission to its end.")
-async def train(job: JobSpec) -> str:
+async def train(job: JobSpec) -> str | State[None]:
     """Submit `job` (or adopt it if it already runs), watch its health, and return how it ended.
 
     Raises UserError if another job has the name, JobFailed if the job was stopped.
@@ -44,7 +45,8 @@ async def train(job: JobSpec) -> str:
         await asyncio.gather(*watchers, return_exceptions=True)
     if ended.status is JobStatus.FAILED:
         raise JobFailed(ended.reason)
-    return f"{ended.status}: {ended.reason}"
+    told = f"{ended.status}: {ended.reason}"
+    return Cancelled(message=told) if ended.status is JobStatus.CANCELLED else told
 
 
 async def _refresh() -> ClusterState:

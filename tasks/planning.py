@@ -1,6 +1,7 @@
 """Make a plan for what is open and journal it."""
 
 import asyncio
+import logging
 import time
 from math import isfinite
 
@@ -12,6 +13,8 @@ from unicron_lib.domain.events import PlanDecided, RecoveryCompleted
 from unicron_lib.domain.plans import Plan
 from unicron_lib.errors import ControllerError
 from unicron_lib.planning.planner import make_plan
+
+log = logging.getLogger("unicron.planning")
 
 
 @task(name="plan", task_run_name="plan {respond.kind}", persist_result=True)
@@ -31,6 +34,7 @@ async def decide_plan(respond: Respond) -> Plan:
     )
     decided = PlanDecided(id=plan.id, at=time.time(), plan=plan, supersedes=respond.supersedes)
     await asyncio.to_thread(found.journal.append, decided)
+    log.info("%s: %s", plan.id, plan.reason)
     return plan
 
 

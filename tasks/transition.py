@@ -5,6 +5,7 @@ completion once.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -19,6 +20,7 @@ from unicron_lib.domain.jobs import ENDED
 from unicron_lib.domain.plans import Plan, Step, StepKind
 from unicron_lib.errors import CommandTimeout, ControllerError, UnicronError
 
+log = logging.getLogger("unicron.transition")
 Result = Mapping[str, Scalar]
 REACHABLE = frozenset({NodeStatus.READY, NodeStatus.SUSPECT, NodeStatus.QUARANTINED})
 
@@ -33,6 +35,7 @@ async def carry_out(plan: Plan, step: Step) -> Result:
     result = await _EFFECTS[step.kind](plan, step)
     done = StepCompleted(id=step.id, at=time.time(), plan=plan.id, result=result)
     await asyncio.to_thread(services().journal.append, done)
+    log.info("%s %s: %s", step.kind, step.job, ", ".join(f"{key} {value}" for key, value in result.items() if value))
     return result
 
 
@@ -72,9 +75,10 @@ async def _save_replica(step: Step, survivor: Mapping[str, Scalar]) -> Result:
         deadline_s=services().settings.command_s,
     )
     node = str(survivor["node"])
-    reply = await _send_unless_gone(node, command, timeout_s=command.deadline_s + 5)
-    if reply is None or not reply.ok:
-        return {"source": "none", "iteration": None, "manifest": None}
+    try:
+        reply = await _send(node, command, timeout_s=command.deadline_s + 5)
+    except StepFailed as error:  # it died, too: the newest checkpoint has to do
+        return {"source": f"none, {error}", "iteration": None, "manifest": None}
     source = f"replica of rank {command.rank} at {node}"
     return {"source": source, "iteration": _scalar(reply, "iteration"), "manifest": _scalar(reply, "manifest")}
 

@@ -53,7 +53,7 @@ def _evidence(incident: Incident) -> str:
         return ""
     rows = [
         f"| {clock(f.seen_at)} | {f.kind} | {f.job or ''} {'' if f.rank is None else f.rank} | {f.node or ''} | {f.method} "
-        f"| {_cell(f.evidence)} |"
+        f"| {_cell(f.evidence.strip().partition(chr(10))[0])} |"
         for f in sorted(incident.failures, key=lambda failure: failure.seen_at)
     ]
     return "## Seen\n| at | kind | rank | node | by | evidence |\n|---|---|---|---|---|---|\n" + "\n".join(rows)

@@ -1,13 +1,12 @@
 """`unicron status`, `nodes`, `jobs`, `incidents`, `explain`: what is, and why, read off the journal and the controller."""
 
 import asyncio
-import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unicron_lib.cli.options import AsJson, print_json
+from unicron_lib.cli.options import AsJson, console, print_json
 from unicron_lib.errors import ControllerError, UserError
 
 if TYPE_CHECKING:
@@ -75,10 +74,9 @@ def explain(
         dumped: Any = dump_state(state)
         print_json({"incident": dumped["incidents"][name], "plan": dumped["plans"].get(state.incidents[name].plan)})
         return
-    from rich.console import Console
     from rich.markdown import Markdown
 
-    Console().print(Markdown(incident_markdown(state, name)))
+    console().print(Markdown(incident_markdown(state, name)))
 
 
 def _find(state: "ClusterState", wanted: str) -> str:
@@ -195,13 +193,15 @@ def _tables(site: "Site") -> "list[Table]":
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> "Table":
+    """A table of `rows` without columns that are empty in all of them, nor reasons: `explain` tells those."""
     from rich.table import Table
 
     table = Table(title=title if rows else f"no {title}", title_justify="left")
-    for key in rows[0] if rows else ():
-        table.add_column(key)
+    shown = [key for key in (rows[0] if rows else ()) if key != "reason" and any(row[key] not in {None, ""} for row in rows)]
+    for key in shown:
+        table.add_column(key.removesuffix("_s"), justify="right" if isinstance(rows[0][key], int | float) else "left")
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+        table.add_row(*(_cell(row[key]) for key in shown))
     return table
 
 
@@ -210,10 +210,8 @@ def _cell(value: object) -> str:
 
 
 def _print(*tables: "Table") -> None:
-    from rich.console import Console
-
     for table in tables:
-        Console(file=sys.stdout).print(table)
+        console().print(table)
 
 
 def _watch(site: "Site") -> None:

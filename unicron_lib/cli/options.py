@@ -2,16 +2,30 @@
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PLAIN_WIDTH = 130
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 
 
 def print_json(value: object) -> None:
     """One JSON value on stdout."""
     sys.stdout.write(json.dumps(value, default=str) + "\n")
+
+
+def console() -> "Console":
+    """Where tables go: as wide as the terminal, wide enough for them where there is none."""
+    from rich.console import Console
+
+    made = Console()
+    if not made.is_terminal:
+        made.width = PLAIN_WIDTH
+    return made
 
 
 def say(text: str) -> None:

@@ -25,7 +25,10 @@ from unicron_lib.errors import CommandTimeout, ControllerError, NodeNotConnected
 
 T = TypeVar("T")
 ANSWER_S = 5.0
-_ERRORS = {httpx.codes.NOT_FOUND: NodeNotConnected, httpx.codes.GATEWAY_TIMEOUT: CommandTimeout}
+_ERRORS: dict[int, type[ControllerError]] = {
+    httpx.codes.NOT_FOUND: NodeNotConnected,
+    httpx.codes.GATEWAY_TIMEOUT: CommandTimeout,
+}
 _reply: TypeAdapter[Reply] = TypeAdapter(Reply)
 
 
@@ -97,7 +100,8 @@ class ControllerClient:
     async def command(self, node: str, wanted: Command, *, timeout_s: float = 30.0) -> Reply:
         """Have the agent of `node` carry out a command. After an error the same command may be sent again.
 
-        Raises NodeNotConnected if the node has no connection, CommandTimeout if it does not answer. A refusal by the agent is a Reply with `ok` False.
+        Raises NodeNotConnected if the node has no connection, CommandTimeout if it does not answer. A refusal
+        by the agent is a Reply with `ok` False.
         """
         answer = await self._call(
             "POST",

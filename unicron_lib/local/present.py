@@ -7,12 +7,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus
+from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus, PlanState
 from unicron_lib.domain.journal import severity_name
 from unicron_lib.domain.timeline import timing
 from unicron_lib.local.checks import Check, loss_curve
 from unicron_lib.local.site import Site
 from unicron_lib.report import clock, headline
+
+PLAIN_WIDTH = 130
+"""Columns where the output is no terminal."""
 
 
 def as_object(
@@ -61,7 +64,12 @@ def _job(site: Site, name: str, reference: Sequence[float]) -> dict[str, Any]:
 def show(state: ClusterState, site: Site, checks: Sequence[Check]) -> None:
     """Timeline, plans and checks as tables on stdout."""
     console = Console()
-    console.print(_timeline(state), _plans(state), _checks(checks))
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    console.print(_timeline(state), _plans(state))
+    for progress in _by_time(state):
+        console.print(f"{progress.plan.id}: {progress.plan.reason}", highlight=False)
+    console.print(_checks(checks))
     console.print(f"Prefect UI: {site.ui_url}", highlight=False)
     held = sum(check.ok for check in checks)
     console.print(f"{held} of {len(checks)} claims held", style="green" if held == len(checks) else "bold red")
@@ -82,14 +90,18 @@ def _timeline(state: ClusterState) -> Table:
 
 def _plans(state: ClusterState) -> Table:
     table = Table(title="Plans", title_justify="left")
-    for column in ("plan", "kind", *sorted(state.jobs), "gain (FLOP)", "gap", "method", "why"):
+    for column in ("plan", "kind", *sorted(state.jobs), "gain (FLOP)", "gap", "method", "solved in"):
         table.add_column(column)
-    for progress in sorted(state.plans.values(), key=lambda it: it.decided_at):
+    for progress in _by_time(state):
         plan = progress.plan
         sizes = (str(plan.gpus.get(job, "-")) for job in sorted(state.jobs))
         gain = f"{plan.gain:.3g}" if plan.gain else "-"
-        table.add_row(plan.id, plan.kind, *sizes, gain, f"{plan.gap:.1%}", plan.method, plan.reason)
+        table.add_row(plan.id, plan.kind, *sizes, gain, f"{plan.gap:.1%}", plan.method, f"{plan.solve_s * 1e3:.0f} ms")
     return table
+
+
+def _by_time(state: ClusterState) -> list[PlanState]:
+    return sorted(state.plans.values(), key=lambda it: it.decided_at)
 
 
 def _checks(checks: Sequence[Check]) -> Table:
