@@ -9,7 +9,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from unicron_lib.adapters.stores import check_store, open_store
+from unicron_lib.adapters.stores import check_store, create_store, open_store
 from unicron_lib.checkpointing.store import ObjectStore
 from unicron_lib.errors import ObjectNotFound, StoreError, UserError
 
@@ -28,7 +28,9 @@ def s3_endpoint() -> Iterator[str]:
 @pytest.fixture(params=["file", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     if request.param == "file":
-        return open_store((tmp_path / "store").as_uri())
+        url = (tmp_path / "store").as_uri()
+        create_store(url)
+        return open_store(url)
     monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3_endpoint"))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
@@ -161,13 +163,21 @@ def test_a_file_in_the_directorys_place_is_a_failure_not_an_empty_store(tmp_path
 
 
 def test_half_written_files_are_not_listed(tmp_path: Path) -> None:
+    create_store((tmp_path / "store").as_uri())
     store = open_store((tmp_path / "store").as_uri())
     store.put("a/b", b"")
     (tmp_path / "store" / "a" / ".0123.tmp").write_bytes(b"half")
     assert store.list("") == ["a/b"]
 
 
-def test_a_directory_that_cannot_be_made_is_one_clear_sentence(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_there_is_one_clear_sentence_and_stays_so(tmp_path: Path) -> None:
+    """An unmounted store must not look like an empty one."""
+    store = open_store((tmp_path / "away").as_uri())
+    for use in (lambda: store.get("a"), lambda: store.list(""), lambda: store.put_if_absent("a", b"")):
+        with pytest.raises(StoreError, match="there is no directory") as caught:
+            use()
+        assert not isinstance(caught.value, ObjectNotFound)
+    assert not (tmp_path / "away").exists()
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="check the directory"):
         check_store(open_store((tmp_path / "file" / "store").as_uri()))

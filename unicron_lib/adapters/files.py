@@ -14,8 +14,9 @@ NEVER_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 
 
 class FileStore:
-    """Objects as files under `root`, which is created when the first object is written.
+    """Objects as files under `root`, which must exist.
 
+    A directory that went away, say with its mount, is a store out of reach and not an empty one.
     A write goes to a temporary file, is synced, and gets its name by `rename` or, where nothing may be there, by `link`,
     which fails for all writers but one.
     """
@@ -61,8 +62,6 @@ class FileStore:
         """Keys with that prefix in lexicographical order, only those after `start_after`."""
         top = self._root / check_prefix(prefix).rpartition("/")[0]
         with self._explained(prefix):
-            if self._is_blocked():
-                raise NotADirectoryError(errno.ENOTDIR, "not a directory")
             walk = os.walk(top, onerror=_raise_unless_absent)
             paths = [Path(folder) / name for folder, _, names in walk for name in names if not name.startswith(".")]
         keys = (path.relative_to(self._root).as_posix() for path in paths)
@@ -78,16 +77,11 @@ class FileStore:
 
     def check(self) -> None:
         """Raise StoreError when objects could not be written here."""
-        with self._explained(self.url):
-            self._root.mkdir(parents=True, exist_ok=True)
-            with self._written(self._root / "probe", b""):
-                pass
+        with self._explained(self.url), self._written(self._root / "probe", b""):
+            pass
 
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)
-
-    def _is_blocked(self) -> bool:
-        return self._root.exists() and not self._root.is_dir()
 
     @contextmanager
     def _written(self, path: Path, data: bytes) -> Iterator[Path]:
@@ -106,10 +100,12 @@ class FileStore:
 
     @contextmanager
     def _explained(self, key: str) -> Iterator[None]:
+        if not self._root.is_dir():
+            raise StoreError(f"{self.url} is out of reach: there is no directory {self._root}")
         try:
             yield
         except OSError as error:
-            if error.errno in NEVER_THERE and not self._is_blocked():
+            if error.errno in NEVER_THERE:
                 raise ObjectNotFound(f"{self.url} has no object {key!r}") from error
             raise StoreError(f"{self.url} failed on {key!r}: {error.strerror or error}") from error
 

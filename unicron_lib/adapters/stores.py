@@ -23,11 +23,15 @@ def open_store(url: str) -> ObjectStore:
     raise UserError(f"{url!r} is no object store: give file:///an/absolute/directory or s3://bucket/prefix")
 
 
-def create_bucket(url: str) -> None:
-    """Make the bucket of an `s3://` URL exist; raises StoreError when the server is out of reach or refuses."""
+def create_store(url: str) -> None:
+    """Make the bucket or the directory exist; raises StoreError when the server is out of reach or refuses."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        Path(unquote(parts.path)).mkdir(parents=True, exist_ok=True)
+        return
     from unicron_lib.adapters.s3 import make_bucket
 
-    make_bucket(urlsplit(url).netloc)
+    make_bucket(parts.netloc)
 
 
 def check_store(store: ObjectStore) -> None:

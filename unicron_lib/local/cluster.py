@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from unicron_lib.adapters.stores import create_bucket
+from unicron_lib.adapters.stores import create_store
 from unicron_lib.config import read_token
 from unicron_lib.controller.client import ControllerClient
 from unicron_lib.errors import ControllerError, UnicronError
@@ -58,7 +58,7 @@ class LocalCluster:
         if self.site.s3_port:
             self._start_control(store_program(self.site))
             await self._until("the S3 server", self._store_answers)
-            await asyncio.to_thread(create_bucket, self.site.store_url)
+        await asyncio.to_thread(create_store, self.site.store_url)
         for program in control_programs(self.site):
             self._start_control(program)
         self._keeper = asyncio.create_task(self._keep())

@@ -127,7 +127,7 @@ def create_site(
         controller_port=controller_port or free_port(),
         s3_port=free_port() if with_s3 else 0,
     )
-    for directory in (site.path, site.logs, site.run_dir, site.path / "store", site.path / "prefect"):
+    for directory in (site.path, site.logs, site.run_dir, site.path / "prefect"):
         directory.mkdir(parents=True, exist_ok=True)
     if not site.token_file.exists():
         site.token_file.touch(mode=0o600)

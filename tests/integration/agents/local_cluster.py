@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import psutil
 
+from unicron_lib.adapters.stores import create_store
 from unicron_lib.agent.messages import LaunchRanks, Observation, Reply
 from unicron_lib.controller.client import ControllerClient
 from unicron_lib.controller.views import NodeView
@@ -46,6 +47,7 @@ class LocalCluster:
         self.token_file.write_text(self.token)
         self.port = free_port()
         self.store_url = f"file://{directory}/store"
+        create_store(self.store_url)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.client = ControllerClient(f"http://127.0.0.1:{self.port}", self.token)
 

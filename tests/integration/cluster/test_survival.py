@@ -123,3 +123,43 @@ def test_a_hung_rank_is_noticed_and_replaced(pair):
     pair.trains_on()
     assert {it.kind for it in pair.new_failures(known)} <= {ErrorKind.TASK_HANG, ErrorKind.NCCL_TIMEOUT}
     pair.check_journal()
+
+
+def test_a_store_that_is_away_stops_no_training_and_loses_nothing(pair):
+    """The directory of the store goes away, as a mount does, a rank dies meanwhile, and the directory comes back."""
+    known = set(pair.state.incidents)
+    store = pair.site.path / "store"
+    before = pair.iterations()
+    away = store.rename(store.with_name("store-away"))
+    try:
+        os.kill(pids_of_ranks(pair)["big", 1], signal.SIGKILL)
+        pair.wait("the other job to train on", lambda: live(pair)["small"] > before["small"] + 5)
+        assert not store.exists(), "nobody may begin an empty journal in its place"
+    finally:
+        away.rename(store)
+    pair.until("the failure", lambda _: pair.new_failures(known))
+    pair.calm(SIZES)
+    pair.trains_on()
+    assert [it.kind for it in pair.new_failures(known)] == [ErrorKind.PROCESS_EXIT]
+    pair.check_journal()
+
+
+def live(cluster):
+    """Newest iteration of each job, by the controller's word."""
+    return {it.job: it.iteration for it in cluster.ask(lambda client: client.progress())}
+
+
+def test_with_the_recovery_service_frozen_the_automation_heals(pair):
+    """The safety net: Prefect's proactive automation starts `recover` under the worker."""
+    known = set(pair.state.incidents)
+    frozen = pair.pid("recovery")
+    os.kill(frozen, signal.SIGSTOP)
+    try:
+        pair.cli("inject", "crash", "big/1")
+        pair.until("the failure", lambda _: pair.new_failures(known))
+        pair.calm(SIZES)
+        pair.trains_on()
+    finally:
+        os.kill(frozen, signal.SIGCONT)
+    pair.calm(SIZES)
+    pair.check_journal()

@@ -1,5 +1,6 @@
 """A running local cluster as tests see it, and hands to hurt it."""
 
+import asyncio
 import json
 import os
 import signal
@@ -13,6 +14,8 @@ from pathlib import Path
 import psutil
 import yaml
 
+from unicron_lib.config import read_token
+from unicron_lib.controller.client import ControllerClient
 from unicron_lib.domain.cluster import ClusterState, IncidentStatus
 from unicron_lib.domain.jobs import JobStatus
 from unicron_lib.journal import Journal
@@ -66,12 +69,24 @@ class Cluster:
     def state(self) -> ClusterState:
         return self.journal.refresh()
 
-    def until(self, what: str, holds, patience_s: float = PATIENCE_S) -> ClusterState:
-        deadline = time.monotonic() + patience_s
-        while not holds(self.state):
+    def until(self, what: str, holds) -> ClusterState:
+        self.wait(what, lambda: holds(self.state))
+        return self.journal.state
+
+    def wait(self, what: str, holds) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
             assert time.monotonic() < deadline, f"waited in vain for {what}: {self.story()}"
             time.sleep(0.05)  # a poll of a real, remote condition
-        return self.journal.state
+
+    def ask(self, question):
+        """The controller's answer to `question(client)`."""
+
+        async def ask():
+            async with ControllerClient(self.site.controller_url, read_token(self.site.token_file)) as client:
+                return await question(client)
+
+        return asyncio.run(ask())
 
     def calm(self, sizes: dict[str, int]) -> ClusterState:
         """Wait until nothing is open and the jobs have these sizes."""

@@ -225,7 +225,8 @@ def fork_server() -> Iterator[ForkServer]:
 
 @pytest.fixture
 def ranks(fork_server: ForkServer, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    (tmp_path / "run").mkdir()
+    for name in ("run", "store"):
+        (tmp_path / name).mkdir()
     team = Ranks(fork_server, tmp_path / "run", (tmp_path / "store").as_uri())
     yield team
     team.close()

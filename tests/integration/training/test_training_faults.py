@@ -92,14 +92,14 @@ def test_a_rank_follows_its_agent_into_death(ranks) -> None:
 
 
 def test_training_goes_on_while_the_store_is_down(ranks) -> None:
-    """The store's directory cannot be written for a while; the save that fails costs no iteration."""
+    """The store's directory is away for a while; the save that fails costs no iteration."""
     spec = tiny(job="storeless", train_iters=12, save_interval=2, pace_s=0.02)
     blocked = ranks.run_dir.parent / "store"
-    blocked.write_text("a file where the store's directory should be")
+    blocked.rmdir()
     ranks.launch(spec, 2)
     wait_for_progress(ranks, 10)
     assert "is not saved" in ranks.logs(), "the store was not down"
-    blocked.unlink()
+    blocked.mkdir()
     _, finished = ranks.agent.wait(RankFinished, generation=1, rank=0)
     assert finished.iteration == 11
     manifest, _ = CheckpointRepository(open_store(ranks.store_url), "storeless").newest_complete()
@@ -110,7 +110,7 @@ def test_a_finished_job_whose_last_save_fails_still_has_its_replica(ranks) -> No
     """The store is down at the end, then rank 0 dies, then the job is drained and goes on from rank 1's memory."""
     spec = tiny(job="unsaved", train_iters=3)
     blocked = ranks.run_dir.parent / "store"
-    blocked.write_text("a file where the store's directory should be")
+    blocked.rmdir()
     ranks.launch(spec, 2)
     wait_for_progress(ranks, 2, rank=1)
     ranks.signal("unsaved", 1, 0, signal.SIGKILL)
@@ -119,7 +119,7 @@ def test_a_finished_job_whose_last_save_fails_still_has_its_replica(ranks) -> No
     assert (failure.parked, failure.iteration) == (True, 2)
     ranks.agent.order(1, 1, "save_replica")
     assert ranks.agent.wait(RankDrained, generation=1, rank=1)[1].manifest is None
-    blocked.unlink()
+    blocked.mkdir()
     ranks.agent.order(1, 1, "save_replica")
     _, drained = ranks.agent.wait(RankDrained, generation=1, rank=1, when=lambda d: d.manifest is not None)
     ranks.launch(spec, 1, generation=2, restore_from=drained.manifest)
