@@ -15,11 +15,11 @@ from tasks.health import report_failure
 from tasks.planning import complete, decide_plan
 from tasks.reporting import report_recovery
 from tasks.services import services
-from tasks.transition import carry_out
+from tasks.transition import StepFailed, carry_out
 from unicron_lib.domain.actions import Continue, Respond, Rest, Wait
 from unicron_lib.domain.cluster import ClusterState, IncidentStatus, PlanState
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
-from unicron_lib.domain.plans import STEP_ORDER, Step
+from unicron_lib.domain.plans import STEP_ORDER, Step, StepKind
 from unicron_lib.domain.recovery import decide
 from unicron_lib.errors import IllegalTransition, StoreError
 
@@ -89,14 +89,15 @@ async def _carry_out_plan(call: Call, progress: PlanState) -> None:
         for step, error in undone:
             # what the store's absence or a cancellation left undone is merely carried out again
             if isinstance(error, Exception) and not isinstance(error, StoreError):
-                await report_failure(_failure_of(step, error))
+                await report_failure(_failure_of(await _refresh(), step, error))
         if undone:
             await asyncio.sleep(LOOK_AGAIN_S)
             return
     await call(complete, plan.id)
     state = await _refresh()
-    for name in plan.incidents:
-        await emit_incident(CLOSED, state.incidents[name])
+    for incident in state.incidents.values():
+        if incident.id in plan.incidents or incident.merged_into in plan.incidents:
+            await emit_incident(CLOSED, incident)
     await report_recovery(state, state.plans[plan.id])
 
 
@@ -114,13 +115,19 @@ async def _unless_superseded(plan: str, calls: list[Awaitable[object]]) -> list[
             return None
 
 
-def _failure_of(step: Step, error: Exception) -> Failure:
+def _failure_of(state: ClusterState, step: Step, error: Exception) -> Failure:
+    """A job's failure, or that of a node which cannot be made to let a job's ranks go."""
+    name = error.node if isinstance(error, StepFailed) else None
+    node = state.nodes.get(name or "")
+    is_nodes = node is not None and step.kind in {StepKind.DRAIN, StepKind.STOP}
     return Failure(
         id=f"step/{step.id}",
         kind=ErrorKind.OTHER,
         method=DetectionMethod.PROCESS,
         seen_at=time.time(),
-        job=step.job,
+        job=None if is_nodes else step.job,
         generation=step.generation,
+        node=name,
+        boot=node.boot if node else None,
         evidence=f"{step.kind} failed: {error}",
     )

@@ -58,10 +58,12 @@ async def _submit(job: JobSpec, submission: str) -> None:
     if present is None or present.status in ENDED:
         event = JobSubmitted(id=f"submitted/{job.job}/{submission}", at=time.time(), submission=submission, spec=job)
         await publish(event)
-    elif present.spec != job:
+        present = (await _refresh()).jobs[job.job]
+        if present.submission == submission:
+            return
+    if present.spec != job:
         raise UserError(f"the name {job.job} is taken by a job that is {present.status}: cancel it or choose another name")
-    else:
-        get_run_logger().info("%s is %s already: this run watches it", job.job, present.status)
+    get_run_logger().info("%s is %s already: this run watches it", job.job, present.status)
 
 
 async def _wait_for_end(name: str) -> JobState:

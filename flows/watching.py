@@ -11,12 +11,14 @@ from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId, FlowRunFilter, FlowRunFilterState
 from prefect.client.schemas.filters import FlowRunFilterStateType as StateTypeFilter
 from prefect.client.schemas.objects import StateType
+from prefect.exceptions import PrefectException
 from prefect.settings import get_current_settings
 from prefect.states import Crashed
 
 from tasks.services import services
 from unicron_lib.domain.cluster import ClusterState
 from unicron_lib.domain.jobs import ENDED, JobState
+from unicron_lib.jobfile import job_spec
 
 UNWATCHED_S = 20.0
 """A train run asks for the observations of its job at least every 10 s."""
@@ -56,7 +58,10 @@ async def _look(grace: dict[str, float]) -> None:
             grace.pop(name, None)
         elif now > grace.setdefault(name, now + UNWATCHED_S) and await prefect_answers():
             grace[name] = now + START_S
-            await _start_another_run(name, job)
+            try:
+                await _start_another_run(name, job)
+            except (ValueError, PrefectException) as error:
+                log.warning("nothing watches %s: %s", name, error)
 
 
 async def _start_another_run(name: str, job: JobState) -> None:
@@ -66,7 +71,8 @@ async def _start_another_run(name: str, job: JobState) -> None:
             log.warning("%s was not submitted through a deployment: nothing watches it", name)
             return
         await _bury(client, submitted.deployment_id)
-        run = await client.create_flow_run_from_deployment(submitted.deployment_id)
+        parameters = {"job": job_spec.dump_python(job.spec, mode="json")}
+        run = await client.create_flow_run_from_deployment(submitted.deployment_id, parameters=parameters)
     log.warning("the train run of %s is gone: %s watches it from now on", name, run.name)
 
 

@@ -8,9 +8,6 @@ from prefect.filesystems import WritableFileSystem
 from unicron_lib.adapters.stores import open_store
 
 BLOCK_NAME = "cluster"
-SLUG = f"unicron-store/{BLOCK_NAME}"
-
-
 _store = cache(open_store)  # a boto3 client takes a tenth of a second to build
 
 

@@ -18,15 +18,18 @@ from unicron_lib.domain.cluster import NodeStatus
 from unicron_lib.domain.events import Scalar, StepCompleted
 from unicron_lib.domain.jobs import ENDED
 from unicron_lib.domain.plans import Plan, Step, StepKind
-from unicron_lib.errors import CommandTimeout, ControllerError, UnicronError
+from unicron_lib.errors import CommandTimeout, ControllerError, NodeNotConnected, UnicronError
 
 log = logging.getLogger("unicron.transition")
 Result = Mapping[str, Scalar]
-REACHABLE = frozenset({NodeStatus.READY, NodeStatus.SUSPECT, NodeStatus.QUARANTINED})
 
 
 class StepFailed(UnicronError):
-    """A step could not have its effect: one sentence why."""
+    """A step could not have its effect: one sentence why, and the node that did not play along."""
+
+    def __init__(self, message: str, node: str | None = None) -> None:
+        super().__init__(message)
+        self.node = node
 
 
 @task(name="step", task_run_name="{step.kind} {step.job}", persist_result=True)
@@ -51,24 +54,23 @@ async def _drain(_plan: Plan, step: Step) -> Result:
         return [{**rank, "node": node} for rank in found]
 
     ranks = [rank for found in await asyncio.gather(*map(ask, step.nodes)) for rank in found]
-    drained = [rank for rank in ranks if rank["state"] == "drained" and rank["manifest"]]
-    parked = [rank for rank in ranks if rank["state"] == "parked"]
-    saved = max(drained, key=_iteration, default=None)
-    survivor = max(parked, key=lambda rank: (_iteration(rank), -int(rank["rank"] or 0)), default=None)
-    if survivor and (saved is None or _iteration(survivor) > _iteration(saved)):
-        return await _save_replica(step, survivor)
+    saved = max((rank for rank in ranks if rank["state"] == "drained" and rank["manifest"]), key=_iteration, default=None)
+    parked = [rank for rank in ranks if rank["state"] == "parked" and (saved is None or _iteration(rank) > _iteration(saved))]
+    for survivor in sorted(parked, key=lambda rank: (-_iteration(rank), rank["rank"])):
+        if result := await _save_replica(step, survivor):
+            return result
     if saved:
         return {"source": "drained", "iteration": saved["iteration"], "manifest": saved["manifest"]}
-    return {"source": "none", "iteration": None, "manifest": None}
+    return {"source": "the newest checkpoint", "iteration": None, "manifest": None}
 
 
 def _iteration(rank: Mapping[str, Scalar]) -> int:
     return int(rank["iteration"] if rank["iteration"] is not None else -1)
 
 
-async def _save_replica(step: Step, survivor: Mapping[str, Scalar]) -> Result:
+async def _save_replica(step: Step, survivor: Mapping[str, Scalar]) -> Result | None:
     command = SaveReplica(
-        step=f"{step.id}/save",
+        step=f"{step.id}/save/{survivor['rank']}",
         job=step.job,
         generation=int(survivor["generation"] or 0),
         rank=int(survivor["rank"] or 0),
@@ -77,8 +79,9 @@ async def _save_replica(step: Step, survivor: Mapping[str, Scalar]) -> Result:
     node = str(survivor["node"])
     try:
         reply = await _send(node, command, timeout_s=command.deadline_s + 5)
-    except StepFailed as error:  # it died, too: the newest checkpoint has to do
-        return {"source": f"none, {error}", "iteration": None, "manifest": None}
+    except StepFailed as error:
+        log.warning("%s: the next survivor is asked", error)
+        return None
     source = f"replica of rank {command.rank} at {node}"
     return {"source": source, "iteration": _scalar(reply, "iteration"), "manifest": _scalar(reply, "manifest")}
 
@@ -95,11 +98,12 @@ async def _stop(_plan: Plan, step: Step) -> Result:
 
 
 async def _restore(_plan: Plan, step: Step) -> Result:
-    """Fence older generations off the store, then choose the newest complete checkpoint."""
+    """Fence older generations off the store, then choose the newest complete checkpoint of this submission."""
+    job = (await asyncio.to_thread(services().journal.refresh)).jobs[step.job]
 
     def choose() -> Result:
         repository = CheckpointRepository(services().store, step.job)
-        repository.fence(step.generation)
+        repository.fence(step.generation, anew=not job.restored and job.spec.load != "latest")
         newest, skipped = repository.newest_complete()
         return {
             "manifest": newest.key if newest else None,
@@ -185,11 +189,12 @@ def _scalar(reply: Reply, key: str) -> Scalar:
 
 
 async def _send_unless_gone(node: str, command: Command, *, timeout_s: float) -> Reply | None:
-    """Like `_send`, but None if the node is lost, and with it all that the command is about."""
+    """Like `_send`, but None if the node is lost or isolated: then it need not play along."""
     try:
         return await _send(node, command, timeout_s=timeout_s)
-    except StepFailed:
-        if await _is_gone(node):
+    except StepFailed as error:
+        if await _is_out(node):
+            log.warning("%s: nothing more is asked of it", error)
             return None
         raise
 
@@ -201,14 +206,15 @@ async def _send(node: str, command: Command, *, timeout_s: float) -> Reply:
             reply = await services().controller.command(node, command, timeout_s=timeout_s)
             break
         except ControllerError as error:
-            if isinstance(error, CommandTimeout) or await _is_gone(node):
-                raise StepFailed(f"{node} did not answer {command.type} for {command.job}: {error}") from error
+            if isinstance(error, CommandTimeout) or (isinstance(error, NodeNotConnected) and await _is_out(node)):
+                raise StepFailed(f"{node} did not answer {command.type} for {command.job}: {error}", node) from error
+            log.info("%s for %s waits: %s", command.type, command.job, error)
             await asyncio.sleep(0.2)
     if not reply.ok:
-        raise StepFailed(f"{node} refused {command.type} for {command.job}: {reply.error}")
+        raise StepFailed(f"{node} refused {command.type} for {command.job}: {reply.error}", node)
     return reply
 
 
-async def _is_gone(node: str) -> bool:
+async def _is_out(node: str) -> bool:
     state = await asyncio.to_thread(services().journal.refresh)
-    return node not in state.nodes or state.nodes[node].status not in REACHABLE
+    return node not in state.nodes or state.nodes[node].status not in {NodeStatus.READY, NodeStatus.SUSPECT}

@@ -16,12 +16,13 @@ class FakeAgents:
     replies: dict[str, Reply] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     refuse: dict[str, str] = field(default_factory=dict)
+    refuse_on: dict[str, str] = field(default_factory=dict)
 
     def carry_out(self, node: str, command) -> Reply:
         if command.step in self.replies:
             return self.replies[command.step]
-        if command.type in self.refuse:
-            return Reply(step=command.step, ok=False, error=self.refuse[command.type])
+        if error := self.refuse.get(command.type) or self.refuse_on.get(node):
+            return Reply(step=command.step, ok=False, error=error)
         self.effects.append((command.type, command.step))
         reply = Reply(step=command.step, ok=True, result=self._result(node, command))
         self.replies[command.step] = reply

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from fake_site import FakeAgents, FakeController
@@ -12,9 +12,10 @@ from flows import response
 from flows.response import plain, respond
 from tasks.services import Services
 from unicron_lib.adapters.files import FileStore
+from unicron_lib.checkpointing.repository import CheckpointRepository
 from unicron_lib.config import Settings
-from unicron_lib.domain.cluster import IncidentStatus
-from unicron_lib.domain.events import FailureDetected, JobSubmitted, NodeJoined, StepCompleted
+from unicron_lib.domain.cluster import IncidentStatus, NodeStatus
+from unicron_lib.domain.events import FailureDetected, JobCancelled, JobSubmitted, NodeJoined, StepCompleted
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 from unicron_lib.domain.jobs import JobSpec, JobStatus
 from unicron_lib.domain.plans import StepKind
@@ -138,6 +139,37 @@ async def test_a_job_that_can_never_start_is_stopped_with_the_reason(site):
     assert job.status is JobStatus.FAILED
     assert "without a new iteration" in job.reason
     assert {i.status for i in site.journal.state.incidents.values()} == {IncidentStatus.CLOSED}
+
+
+async def test_an_agent_that_cannot_let_go_is_isolated_and_blocks_nobody(site):
+    site.journal.append(JobCancelled(id="c", at=1.0, job="gpt-a", submission="1"))
+    site.agents.refuse_on["node-2"] = "the process does not die"
+    await site.respond()
+    state = site.journal.state
+    assert state.nodes["node-2"].status is NodeStatus.QUARANTINED
+    assert (state.jobs["gpt-a"].status, state.jobs["gpt-a"].gpus) == (JobStatus.CANCELLED, 0)
+    assert {i.status for i in state.incidents.values()} == {IncidentStatus.CLOSED}
+
+
+async def test_a_new_submission_begins_anew_unless_it_asks_for_the_latest(site, monkeypatch):
+    chosen = []
+    fence = CheckpointRepository.fence
+    monkeypatch.setattr(
+        CheckpointRepository,
+        "fence",
+        lambda self, generation, *, anew: chosen.append(anew) or fence(self, generation, anew=anew),
+    )
+    site.fail("f1")
+    await site.respond()
+    spec = site.journal.state.jobs["gpt-a"].spec
+    for number, load in ((2, ""), (3, "latest")):
+        before = site.journal.state.jobs["gpt-a"].submission
+        site.journal.append(JobCancelled(id=f"c{number}", at=1.0, job="gpt-a", submission=before))
+        await site.respond()
+        again = replace(spec, load=load)
+        site.journal.append(JobSubmitted(id=f"s{number}", at=1.0, submission=str(number), spec=again))
+        await site.respond()
+    assert chosen == [False, True, False]
 
 
 async def test_a_node_that_goes_during_the_transition_supersedes_the_plan(site):

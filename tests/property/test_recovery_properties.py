@@ -56,7 +56,7 @@ class Storm(RuleBasedStateMachine):
             name = data.draw(st.sampled_from(running))
             job = self.scene.state.jobs[name]
             rank = data.draw(st.integers(0, job.gpus - 1))
-            self.scene.fail(kind, name, rank, iteration=job.high_water + progress)
+            self.scene.fail(kind, name, rank, iteration=(job.failed_at or 0) + progress)
 
     @rule(data=st.data())
     def finish(self, data):

@@ -66,7 +66,7 @@ class Scene:
         found = {
             "generation": state.generation,
             "node": held.slots[rank].node if held else None,
-            "iteration": state.high_water + 1,
+            "iteration": (-1 if state.failed_at is None else state.failed_at) + 1,
             **keys,
         }
         failure = Failure(

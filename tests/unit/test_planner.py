@@ -44,6 +44,7 @@ def plan_for(state: ClusterState, action: Respond, **more: object) -> Plan:
 
 
 def decided(state: ClusterState, plan: Plan, supersedes: str | None = None) -> ClusterState:
+    state = replace(state, incidents={**state.incidents, INCIDENT.id: INCIDENT})  # one more thing to plan for
     return fold(state, PlanDecided(id=f"{plan.id}/decided", at=1.0, plan=plan, supersedes=supersedes))
 
 

@@ -5,10 +5,18 @@ from scenes import Scene, running_pair
 
 from unicron_lib.domain.actions import Continue, Respond, Rest, Wait
 from unicron_lib.domain.cluster import IncidentStatus, NodeStatus
-from unicron_lib.domain.events import JobCancelled, PlanDecided, StepCompleted
-from unicron_lib.domain.failures import ErrorKind
+from unicron_lib.domain.events import (
+    FailureDetected,
+    FaultInjected,
+    JobCancelled,
+    NodeReleased,
+    PlanDecided,
+    StepCompleted,
+)
+from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 from unicron_lib.domain.jobs import JobStatus
 from unicron_lib.domain.plans import PlanKind, StepKind
+from unicron_lib.domain.timeline import timing
 from unicron_lib.errors import IllegalTransition
 
 
@@ -240,3 +248,140 @@ def test_every_launch_comes_after_every_stop():
     scene.lose(scene.state.jobs["gpt-a"].assignment.nodes[-1])
     kinds = [step.kind for step in scene.plan(scene.decide()).steps]
     assert kinds.index(StepKind.LAUNCH) > max(i for i, kind in enumerate(kinds) if kind is StepKind.STOP)
+
+
+def stale_plan(scene, meanwhile):
+    """The plan that was being made while `meanwhile` happened."""
+    respond, before = scene.decide(), scene.state
+    meanwhile()
+    now, scene.state = scene.state, before
+    plan = scene.plan(respond)
+    scene.state = now
+    return PlanDecided(id=plan.id, at=scene.now, plan=plan)
+
+
+def cancel(scene, job):
+    submission = scene.state.jobs[job].submission
+    scene.tell(JobCancelled(id=scene.new_id("cancel"), at=scene.now, job=job, submission=submission))
+
+
+def test_a_job_cancelled_while_its_plan_was_made_stays_cancelled():
+    scene = running_pair()
+    scene.fail(ErrorKind.PROCESS_EXIT, "gpt-b")
+    overtaken = stale_plan(scene, lambda: cancel(scene, "gpt-b"))
+    with pytest.raises(IllegalTransition, match=r"by now|cancelled"):
+        scene.tell(overtaken)
+    scene.settle()
+    assert scene.state.jobs["gpt-b"].status is JobStatus.CANCELLED
+
+
+def test_an_answer_that_comes_after_the_incident_was_closed_is_refused():
+    scene = running_pair()
+    scene.fail(ErrorKind.PROCESS_EXIT, "gpt-a")
+    overtaken = stale_plan(scene, scene.settle)
+    with pytest.raises(IllegalTransition, match="closed by now"):
+        scene.tell(overtaken)
+
+
+def test_a_plan_for_an_incident_that_was_merged_meanwhile_is_refused():
+    scene = running_pair()
+    scene.fail(ErrorKind.PROCESS_EXIT, "gpt-a")
+    node = scene.state.jobs["gpt-a"].assignment.nodes[0]
+    overtaken = stale_plan(scene, lambda: scene.lose(node))
+    with pytest.raises(IllegalTransition, match="merged by now"):
+        scene.tell(overtaken)
+    scene.settle()
+
+
+def test_the_first_crash_of_a_job_is_not_raised_even_before_its_first_iteration():
+    scene = running_pair()
+    scene.fail(ErrorKind.PROCESS_EXIT, "gpt-a", iteration=-1)
+    respond = scene.decide()
+    assert (respond.kind, respond.quarantine) == (PlanKind.RESTART, {})
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.LOSS_ANOMALY, ErrorKind.STORAGE_ERROR])
+def test_no_node_is_isolated_for_what_is_not_its_fault(kind):
+    scene = running_pair()
+    for _ in range(6):
+        scene.fail(kind, "gpt-a", iteration=3)
+        scene.settle()
+        if scene.state.jobs["gpt-a"].status is JobStatus.FAILED:
+            break
+    assert scene.state.jobs["gpt-a"].status is JobStatus.FAILED
+    assert all(node.status is NodeStatus.READY for node in scene.state.nodes.values())
+
+
+def test_one_jobs_spent_budget_does_not_stop_another_on_the_same_node():
+    scene = Scene()
+    scene.join("node-1", num_gpus=8)
+    scene.join("node-2", num_gpus=8)
+    scene.submit("gpt-a", max_gpus=4, weight=2.0)
+    scene.submit("gpt-b", max_gpus=4)
+    scene.settle()
+    shared = scene.state.jobs["gpt-a"].nodes & scene.state.jobs["gpt-b"].nodes
+    assert shared
+    for _ in range(3):
+        scene.fail(ErrorKind.LOSS_ANOMALY, "gpt-a", iteration=3)
+        scene.settle()
+    failure = Failure(
+        id="ecc",
+        kind=ErrorKind.ECC_ERROR,
+        method=DetectionMethod.NODE_HEALTH,
+        seen_at=scene.now,
+        node=min(shared),
+        boot=scene.state.nodes[min(shared)].boot,
+    )
+    scene.tell(FailureDetected(id="ecc", at=scene.now, failure=failure))
+    respond = scene.decide()
+    assert (respond.stop, set(respond.quarantine)) == ({}, {min(shared)})
+
+
+def test_a_quarantine_survives_a_new_agent_and_ends_when_the_node_is_released():
+    scene = running_pair()
+    failure = scene.fail(ErrorKind.ECC_ERROR, "gpt-a")
+    scene.settle()
+    scene.join(failure.node)
+    scene.settle()
+    assert scene.state.nodes[failure.node].status is NodeStatus.QUARANTINED
+    assert sum(job.gpus for job in scene.state.jobs.values()) == 6
+    scene.tell(NodeReleased(id="released", at=scene.now, node=failure.node))
+    scene.settle()
+    assert sum(job.gpus for job in scene.state.jobs.values()) == 8
+
+
+def test_two_lost_nodes_are_two_incidents_and_one_plan():
+    scene = running_pair()
+    first, second = scene.state.jobs["gpt-a"].assignment.nodes
+    scene.lose(first)
+    scene.lose(second)
+    assert {(it.kind, it.node) for it in scene.state.open_incidents} == {("node_lost", first), ("node_lost", second)}
+    assert len(scene.decide().incidents) == 2
+
+
+def test_a_clock_that_is_set_back_holds_nothing_up():
+    scene = running_pair()
+    scene.fail(ErrorKind.CONNECTION_RESET, "gpt-a")
+    scene.now -= 3600
+    assert scene.decide().kind is PlanKind.REATTEMPT
+
+
+def test_an_injected_fault_is_the_zero_of_one_incident_only():
+    scene = running_pair()
+    scene.tell(FaultInjected(id="fault", at=scene.now - 0.5, kind="crash", target="gpt-a/1"))
+    scene.fail(ErrorKind.CONNECTION_RESET, "gpt-a", rank=0)
+    scene.fail(ErrorKind.PROCESS_EXIT, "gpt-a", rank=1)
+    (incident,) = scene.state.open_incidents
+    assert timing(scene.state, incident).detection_s == pytest.approx(0.5)
+    scene.settle()
+    scene.fail(ErrorKind.PROCESS_EXIT, "gpt-a", rank=1)
+    (later,) = scene.state.open_incidents
+    assert timing(scene.state, later).detection_s is None
+
+
+def test_a_planned_change_waits_for_the_verdict_on_a_silent_node():
+    scene = running_pair()
+    scene.suspect("node-1")
+    scene.finish("gpt-b")
+    scene.now += 2
+    assert isinstance(scene.decide(), Wait)

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m unicron_lib.agent", description=__doc__)
-    parser.add_argument("--controller", required=True, metavar="URL", help="ws://HOST:PORT/v1/agents")
+    parser.add_argument("--controller", required=True, metavar="URL", help="ws:// or wss://HOST:PORT/v1/agents")
     parser.add_argument("--token-file", required=True, type=Path)
     parser.add_argument("--node", required=True, help="the node's name, unique in the cluster")
     parser.add_argument("--address", required=True, help="where ranks of other nodes reach this one")

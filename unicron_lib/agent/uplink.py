@@ -66,7 +66,7 @@ class Uplink:
             except (ConnectionClosed, OSError, TimeoutError, InvalidHandshake) as error:
                 self._explain(error)
             except InvalidURI:
-                raise UserError(f"{self._url} is no websocket address: give it as ws://HOST:PORT/v1/agents") from None
+                raise UserError(f"{self._url} is no websocket address: give it as ws:// or wss://HOST:PORT/v1/agents") from None
             back_off_s = BACK_OFF_S[0] if time.monotonic() - started > HEARTBEAT_S else min(2 * back_off_s, BACK_OFF_S[1])
             await asyncio.sleep(back_off_s * random.uniform(0.5, 1.0))  # noqa: S311  # spreads a fleet, guards nothing
 

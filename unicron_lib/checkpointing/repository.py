@@ -89,9 +89,10 @@ class CheckpointRepository:
         self._refuse_stale(manifest.generation, key=manifest.key)
         return manifest.key
 
-    def fence(self, generation: int) -> None:
+    def fence(self, generation: int, *, anew: bool = False) -> None:
         """From here on generations below `generation` commit nothing. Call it after draining them. Twice is fine.
 
+        With `anew` nothing that they saved counts any more.
         Raises StaleGeneration if a newer one has been fenced already.
         """
         newest = self._newest_fence()
@@ -99,7 +100,7 @@ class CheckpointRepository:
             if newest.generation > generation:
                 raise StaleGeneration(f"job {self._job}: generation {generation} was replaced by {newest.generation}")
             return
-        fence = Fence(generation=generation, admitted=tuple(self._manifest_keys()))
+        fence = Fence(generation=generation, admitted=() if anew else tuple(self._manifest_keys()))
         self._store.put_if_absent(self._fence_key(generation), _fence.dump_json(fence))
 
     def condemn(self, key: str, reason: str) -> None:

@@ -9,7 +9,8 @@ from unicron_lib.cli.demo import demo
 from unicron_lib.cli.doctor import doctor
 from unicron_lib.cli.inject import inject
 from unicron_lib.cli.jobs import cancel, submit
-from unicron_lib.cli.look import explain, incidents, jobs, nodes, status
+from unicron_lib.cli.look import explain, incidents, jobs, status
+from unicron_lib.cli.nodes import nodes
 from unicron_lib.cli.plan import plan
 from unicron_lib.errors import InfeasibleError, UnicronError, UserError
 

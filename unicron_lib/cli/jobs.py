@@ -30,7 +30,7 @@ def submit(
             raise UserError(f"the name {spec.job} is taken by a job that is {present.status}: cancel it or choose another name")
     runs = asyncio.run(deploy(site.environment(), "--run", str(file)))
     if as_json:
-        print_json(runs)
+        print_json({"runs": runs})
     else:
         for spec, run in zip(specs, runs, strict=True):
             say(f"{spec.job} is submitted: {run['url']}")

@@ -1,7 +1,8 @@
-"""`unicron status`, `nodes`, `jobs`, `incidents`, `explain`: what is, and why, read off the journal and the controller."""
+"""`unicron status`, `jobs`, `incidents`, `explain`: what is, and why, read off the journal and the controller."""
 
 import asyncio
 import time
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,15 +33,7 @@ def status(
     elif watch:
         _watch(site)
     else:
-        _print(*_tables(site))
-
-
-def nodes(as_json: AsJson = False) -> None:
-    """The nodes and how they are."""
-    from unicron_lib.local.site import load_site
-
-    rows = node_rows(read_state(load_site()))
-    print_json(rows) if as_json else _print(_table("nodes", rows))
+        print_tables(*_tables(site))
 
 
 def jobs(as_json: AsJson = False) -> None:
@@ -49,7 +42,7 @@ def jobs(as_json: AsJson = False) -> None:
 
     site = load_site()
     rows = job_rows(read_state(site), _live(site))
-    print_json(rows) if as_json else _print(_table("jobs", rows))
+    print_json({"jobs": rows}) if as_json else print_tables(_table("jobs", rows))
 
 
 def incidents(as_json: AsJson = False) -> None:
@@ -57,7 +50,7 @@ def incidents(as_json: AsJson = False) -> None:
     from unicron_lib.local.site import load_site
 
     rows = incident_rows(read_state(load_site()))
-    print_json(rows) if as_json else _print(_table("incidents", rows))
+    print_json({"incidents": rows}) if as_json else print_tables(_table("incidents", rows))
 
 
 def explain(
@@ -140,7 +133,7 @@ def job_rows(state: "ClusterState", live: "dict[str, JobProgress]") -> list[dict
     rows = []
     for name, job in sorted(state.jobs.items()):
         now = live.get(name)
-        done = now.iteration + 1 if now else max(job.high_water, 0)
+        done = now.iteration + 1 if now else max(job.failed_at or 0, 0)
         rows.append(
             {
                 "job": name,
@@ -149,7 +142,7 @@ def job_rows(state: "ClusterState", live: "dict[str, JobProgress]") -> list[dict
                 "nodes": ", ".join(job.assignment.nodes) if job.assignment else "",
                 "iteration": done,
                 "train_iters": job.spec.train_iters,
-                "loss": round(now.loss, 4) if now else None,
+                "loss": round(now.loss, 4) if now and isfinite(now.loss) else None,
                 "weight": job.spec.weight,
                 "generation": job.generation,
                 "reason": job.reason,
@@ -188,16 +181,21 @@ def _incident_row(state: "ClusterState", incident: "Incident") -> dict[str, Any]
 def _tables(site: "Site") -> "list[Table]":
     state = read_state(site)
     unfinished = [row for row in incident_rows(state) if row["status"] in {"open", "planned"}]
-    tables = [_table("nodes", node_rows(state)), _table("jobs", job_rows(state, _live(site)))]
+    tables = [nodes_table(state), _table("jobs", job_rows(state, _live(site)))]
     return [*tables, _table("open incidents", unfinished)] if unfinished else tables
 
 
-def _table(title: str, rows: list[dict[str, Any]]) -> "Table":
+def nodes_table(state: "ClusterState") -> "Table":
+    """The nodes; why, where one is not ready."""
+    return _table("nodes", node_rows(state), hidden=frozenset())
+
+
+def _table(title: str, rows: list[dict[str, Any]], *, hidden: frozenset[str] = frozenset({"reason"})) -> "Table":
     """A table of `rows` without columns that are empty in all of them, nor reasons: `explain` tells those."""
     from rich.table import Table
 
     table = Table(title=title if rows else f"no {title}", title_justify="left")
-    shown = [key for key in (rows[0] if rows else ()) if key != "reason" and any(row[key] not in {None, ""} for row in rows)]
+    shown = [key for key in (rows[0] if rows else ()) if key not in hidden and any(row[key] not in {None, ""} for row in rows)]
     for key in shown:
         table.add_column(key.removesuffix("_s"), justify="right" if isinstance(rows[0][key], int | float) else "left")
     for row in rows:
@@ -209,7 +207,8 @@ def _cell(value: object) -> str:
     return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def _print(*tables: "Table") -> None:
+def print_tables(*tables: "Table") -> None:
+    """Tables on stdout."""
     for table in tables:
         console().print(table)
 

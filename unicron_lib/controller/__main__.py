@@ -3,6 +3,7 @@
 import argparse
 import logging
 import socket
+import ssl
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         token = read_token(options.token_file)
+        _check_certificate(options.ssl_certfile, options.ssl_keyfile)
         listener = _listen(options.host, options.port)
         store = open_store(options.store_url)
         check_store(store)
@@ -34,7 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"unicron controller: {error}", file=sys.stderr)  # noqa: T201  # the user's answer
         return 2
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=SHUTDOWN_S, ws="websockets-sansio"
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+        ws="websockets-sansio",
+        ssl_certfile=options.ssl_certfile,
+        ssl_keyfile=options.ssl_keyfile,
     )
     uvicorn.Server(config).run(sockets=[listener])
     return 0
@@ -46,7 +54,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--token-file", type=Path, required=True)
     parser.add_argument("--store-url", required=True, metavar="URL", help="s3://bucket/prefix or file:///dir")
+    parser.add_argument("--ssl-certfile", type=Path, help="certificate chain in PEM: agents then dial wss://, flows https://")
+    parser.add_argument("--ssl-keyfile", type=Path, help="its private key, if it is not in the same file")
     return parser
+
+
+def _check_certificate(certificate: Path | None, key: Path | None) -> None:
+    if certificate is None:
+        if key is not None:
+            raise UserError("--ssl-keyfile is given without --ssl-certfile: give both, or none to serve without TLS")
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")  # never ask on a terminal
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        files = f"{certificate} and {key}" if key else str(certificate)
+        raise UserError(f"no TLS with {files}: {error}; give a certificate and its unencrypted key in PEM") from None
 
 
 def _listen(host: str, port: int) -> socket.socket:

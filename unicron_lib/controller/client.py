@@ -1,5 +1,6 @@
 """The controller as flows and the command line see it."""
 
+import ssl
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -33,14 +34,17 @@ _reply: TypeAdapter[Reply] = TypeAdapter(Reply)
 
 
 class ControllerClient:
-    """Calls the controller at `url` (`http://host:port`). All methods raise ControllerError with one clear sentence.
+    """Calls the controller at `url` (`http://host:port`, or `https://` with a CA of the system or of SSL_CERT_FILE). All methods raise ControllerError with one clear sentence.
 
     `async with` closes its connections. One client belongs to one event loop.
     """
 
     def __init__(self, url: str, token: str) -> None:
         self._url = url.rstrip("/")
-        self._http = httpx.AsyncClient(base_url=self._url, headers=bearer(token), timeout=ANSWER_S, trust_env=False)
+        trust = ssl.create_default_context()
+        self._http = httpx.AsyncClient(
+            base_url=self._url, headers=bearer(token), timeout=ANSWER_S, trust_env=False, verify=trust
+        )
 
     async def __aenter__(self) -> Self:
         return self

@@ -51,7 +51,7 @@ class Incident:
     """Everything with one root cause: failures, or one planned change such as a node that joins.
 
     `kind` is an `ErrorKind` or the type of the planned event; `severity` is None for planned changes.
-    `opened_at` is when its first event was journalled.
+    `opened_at` is when its first event was journalled, `fault_at` when the fault was injected, if it was.
     """
 
     id: str
@@ -59,6 +59,7 @@ class Incident:
     severity: Severity | None
     opened_at: float
     updated_at: float
+    fault_at: float | None = None
     failures: tuple[Failure, ...] = ()
     jobs: tuple[str, ...] = ()
     node: str | None = None

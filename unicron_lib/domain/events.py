@@ -52,6 +52,16 @@ class NodeCleared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReleased:
+    """An operator ended the quarantine of a node."""
+
+    id: str
+    at: float
+    node: str
+    type: Literal["node_released"] = "node_released"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FailureDetected:
     """Something was seen and classified."""
 
@@ -142,6 +152,7 @@ Event = (
     NodeJoined
     | NodeSuspected
     | NodeCleared
+    | NodeReleased
     | FailureDetected
     | JobSubmitted
     | JobFinished

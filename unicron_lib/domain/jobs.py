@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import isfinite
 from typing import ClassVar
 
 from unicron_lib.domain.plans import Assignment, Layout
@@ -12,6 +13,10 @@ POSITIVE = (
     *("num_layers", "hidden_size", "num_attention_heads", "seq_length", "vocab_size", "micro_batch_size"),
     *("global_batch_size", "train_iters", "save_interval", "save_retain", "log_interval", "min_gpus", "lr"),
 )
+FINITE = ("weight", "transition_s", "lr", "min_lr", "weight_decay", "clip_grad", "pace_s")
+MAX_WEIGHT = 1e6
+MAX_FLOPS = 1e24
+"""Bounds that keep every sum of the objective finite."""
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -21,7 +26,8 @@ class JobSpec:
 
     `throughput_flops` maps a number of GPUs to the achieved FLOP/s of the whole job, T(t, x) of the paper; sizes that
     it lacks are not offered. Left out, the job's own measurements fill it. `pace_s` is a floor for the duration of one
-    iteration, with which a toy model stands in for a large one.
+    iteration, with which a toy model stands in for a large one. `load` "latest" goes on from the newest checkpoint of an
+    earlier submission of the same name; without it each submission begins anew.
     Raises ValueError with one sentence for a value that is out of range or contradicts another one.
     """
 
@@ -54,6 +60,7 @@ class JobSpec:
     data_path: str = "builtin:sonnets"
     save_interval: int = 20
     save_retain: int = 3
+    load: str = ""
     log_interval: int = 1
     pace_s: float = 0.0
 
@@ -64,13 +71,19 @@ class JobSpec:
 
     def _checks(self) -> tuple[tuple[bool, str], ...]:
         too_small = [key for key in POSITIVE if getattr(self, key) <= 0]
+        endless = [key for key in FINITE if not isfinite(getattr(self, key))]
         most = self.max_gpus if self.max_gpus is not None else self.min_gpus
         batches = self.micro_batch_size and self.global_batch_size // self.micro_batch_size
         return (
             (not NAME.fullmatch(self.job), "a job's name has 1 to 63 lower-case letters, digits and inner dashes"),
+            (bool(endless), f"{', '.join(endless)} must be a finite number"),
             (bool(too_small), f"{', '.join(too_small)} must be greater than 0"),
-            (not 0 < self.weight < float("inf"), f"weight is {self.weight}, it must be greater than 0"),
-            (self.transition_s < 0 or self.pace_s < 0, "transition_s and pace_s must not be negative"),
+            (
+                not 0 < self.weight <= MAX_WEIGHT,
+                f"weight is {self.weight}, it must be greater than 0 and at most {MAX_WEIGHT:g}",
+            ),
+            (min(self.transition_s, self.pace_s, self.min_lr) < 0, "transition_s, pace_s and min_lr must not be negative"),
+            (self.load not in {"", "latest"}, f'load is {self.load!r}, it must be "latest" or left out'),
             (self.max_restarts < 0, "max_restarts must not be negative"),
             (self.min_gpus > most, f"min_gpus {self.min_gpus} is greater than max_gpus {self.max_gpus}"),
             (
@@ -88,7 +101,7 @@ class JobSpec:
             (self.vocab_size < 256 and self.data_path.startswith("builtin:"), "byte tokens need a vocab_size of at least 256"),
             (self.params_dtype not in {"float32", "float64", "bfloat16"}, f"params_dtype {self.params_dtype!r} is unknown"),
             (
-                any(gpus < 1 or not 0 <= flops < float("inf") for gpus, flops in self.throughput_flops.items()),
+                any(gpus < 1 or not 0 <= flops <= MAX_FLOPS for gpus, flops in self.throughput_flops.items()),
                 "throughput_flops maps numbers of GPUs (1 or more) to finite FLOP/s",
             ),
             (
@@ -132,8 +145,8 @@ class JobState:
 
     `generation` is the newest one that a plan has decided: the fencing token. `assignment` is where that (or, while a
     transition runs, the previous) generation lives; `pending` where the running transition moves it.
-    `high_water` is the highest iteration ever reported by a failure or a finish; `stuck_restarts` counts the failures
-    since the last one that came with progress.
+    `failed_at` is the iteration at which it last failed; `stuck_restarts` counts the failures since then that came
+    without a new iteration. `restored` tells whether this submission has chosen where to begin.
     """
 
     spec: JobSpec
@@ -141,8 +154,9 @@ class JobState:
     generation: int = 0
     assignment: Assignment | None = None
     pending: Assignment | None = None
-    high_water: int = -1
+    failed_at: int | None = None
     stuck_restarts: int = 0
+    restored: bool = False
     submission: str = ""
     reason: str = ""
 

@@ -15,6 +15,7 @@ from unicron_lib.domain.events import (
     JobSubmitted,
     NodeCleared,
     NodeJoined,
+    NodeReleased,
     NodeSuspected,
     PlanDecided,
     RecoveryCompleted,
@@ -26,6 +27,8 @@ from unicron_lib.domain.plans import Plan, StepKind, content_id
 from unicron_lib.errors import IllegalTransition
 
 V = TypeVar("V")
+FAULT_AGE_S = 300.0
+"""An injected fault that nobody noticed for longer explains nothing."""
 
 
 def incident_id(cause: str) -> str:
@@ -51,6 +54,8 @@ def _after(state: ClusterState, event: Event) -> ClusterState:  # noqa: PLR0911,
             return _node_status(state, event.node, event.boot, NodeStatus.READY, NodeStatus.SUSPECT, event.at, event.reason)
         case NodeCleared():
             return _node_status(state, event.node, event.boot, NodeStatus.SUSPECT, NodeStatus.READY, event.at, "")
+        case NodeReleased():
+            return _node_released(state, event)
         case FailureDetected():
             return _failure(state, event.failure, event.at)
         case JobSubmitted():
@@ -88,11 +93,22 @@ def _node_joined(state: ClusterState, event: NodeJoined) -> ClusterState:
     before = state.nodes.get(event.node)
     if before and before.boot == event.boot:
         return state
+    node = Node(id=event.node, boot=event.boot, address=event.address, num_gpus=event.num_gpus, since=event.at)
+    if before and before.status is NodeStatus.QUARANTINED:  # a new agent does not mend the hardware
+        kept = replace(node, status=before.status, since=before.since, reason=before.reason)
+        return replace(state, nodes=_put(state.nodes, node.id, kept))
     if before and before.status is not NodeStatus.LOST:
         state = _failure(state, _lost_unnoticed(before, event), event.at)
-    node = Node(id=event.node, boot=event.boot, address=event.address, num_gpus=event.num_gpus, since=event.at)
     state = replace(state, nodes=_put(state.nodes, node.id, node))
     return _with_incident(state, _planned_change(event, node=event.node))
+
+
+def _node_released(state: ClusterState, event: NodeReleased) -> ClusterState:
+    node = state.nodes.get(event.node)
+    if node is None or node.status is not NodeStatus.QUARANTINED:
+        return state
+    ready = replace(node, status=NodeStatus.READY, since=event.at, reason="")
+    return _with_incident(replace(state, nodes=_put(state.nodes, node.id, ready)), _planned_change(event, node=event.node))
 
 
 def _lost_unnoticed(before: Node, event: NodeJoined) -> Failure:
@@ -128,14 +144,14 @@ def _failure(state: ClusterState, failure: Failure, at: float) -> ClusterState:
     incident = _open_incident_of(state, failure.job)
     state = _with_job(state, failure.job, _with_progress(job, failure, counts=incident is None))
     if incident is None:
-        return _with_incident(state, _new_incident(failure, (failure.job,), at))
+        return _with_claimed_fault(state, _new_incident(failure, (failure.job,), at))
     joined = replace(incident, failures=(*incident.failures, failure), updated_at=at)
-    return _with_incident(state, _reclassified(joined))
+    return _with_claimed_fault(state, _reclassified(joined))
 
 
 def _node_failure(state: ClusterState, failure: Failure, at: float) -> ClusterState:
     node = state.nodes.get(failure.node or "")
-    if node is None or node.boot != failure.boot or node.status is NodeStatus.LOST:
+    if node is None or node.boot != failure.boot or node.status in {NodeStatus.LOST, NodeStatus.QUARANTINED}:
         return state
     if failure.kind is ErrorKind.NODE_LOST:
         lost = replace(node, status=NodeStatus.LOST, since=at, reason=failure.evidence)
@@ -146,13 +162,26 @@ def _node_failure(state: ClusterState, failure: Failure, at: float) -> ClusterSt
 
 def _absorb_echoes(state: ClusterState, incident: Incident) -> ClusterState:
     """A node's failure explains what its jobs have been complaining about: their open incidents become part of it."""
-    explained = [i for i in state.open_incidents if i.is_failure and set(i.jobs) & set(incident.jobs)]
+    of_jobs = (i for i in state.open_incidents if i.root is not None and i.root.job is not None)
+    explained = [i for i in of_jobs if set(i.jobs) & set(incident.jobs)]
     for part in explained:
         state = _with_incident(state, replace(part, status=IncidentStatus.MERGED, merged_into=incident.id))
     failures = (*incident.failures, *(failure for part in explained for failure in part.failures))
     opened_at = min((incident.opened_at, *(part.opened_at for part in explained)))
     jobs = tuple(sorted({*incident.jobs, *(job for part in explained for job in part.jobs)}))
-    return _with_incident(state, _reclassified(replace(incident, failures=failures, jobs=jobs, opened_at=opened_at)))
+    whole = _reclassified(replace(incident, failures=failures, jobs=jobs, opened_at=opened_at))
+    return _with_claimed_fault(state, whole)
+
+
+def _with_claimed_fault(state: ClusterState, incident: Incident) -> ClusterState:
+    """The injected fault that explains an incident is the zero of its clock, and of no later one's."""
+    named = {f"{f.job}/{f.rank}" if f.job else str(f.node) for f in incident.failures}
+    fresh = {target: at for target, at in state.faults.items() if target in named and at >= incident.opened_at - FAULT_AGE_S}
+    if incident.fault_at is None and fresh:
+        target, at = max(fresh.items(), key=lambda item: item[1])
+        state = replace(state, faults={name: when for name, when in state.faults.items() if name != target})
+        incident = replace(incident, fault_at=at)
+    return _with_incident(state, incident)
 
 
 def _new_incident(failure: Failure, jobs: tuple[str, ...], at: float) -> Incident:
@@ -179,17 +208,22 @@ def _open_incident_of(state: ClusterState, job: str) -> Incident | None:
 
 
 def _with_progress(job: JobState, failure: Failure, *, counts: bool) -> JobState:
-    iteration = job.high_water if failure.iteration is None else failure.iteration
-    progressed = iteration > job.high_water
-    stuck = job.stuck_restarts if not counts else 0 if progressed else job.stuck_restarts + 1
-    return replace(job, high_water=max(iteration, job.high_water), stuck_restarts=stuck)
+    last = job.failed_at
+    reached = last if failure.iteration is None else max(failure.iteration, -1 if last is None else last)
+    if last is None or not counts:
+        return replace(job, failed_at=-1 if reached is None else reached)
+    progressed = failure.iteration is not None and failure.iteration > last
+    return replace(job, failed_at=reached, stuck_restarts=0 if progressed else job.stuck_restarts + 1)
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
 
 
 def _planned_change(
-    event: NodeJoined | JobSubmitted | JobFinished | JobCancelled, *, node: str | None = None, job: str | None = None
+    event: NodeJoined | NodeReleased | JobSubmitted | JobFinished | JobCancelled,
+    *,
+    node: str | None = None,
+    job: str | None = None,
 ) -> Incident:
     return Incident(
         id=incident_id(event.id),
@@ -224,9 +258,7 @@ def _job_ended(state: ClusterState, event: JobFinished | JobCancelled) -> Cluste
     else:
         if event.generation != job.generation:
             return state
-        job = replace(
-            job, status=JobStatus.FINISHED, high_water=event.iteration, reason=f"all {event.iteration} iterations done"
-        )
+        job = replace(job, status=JobStatus.FINISHED, reason=f"all {job.spec.train_iters} iterations are done")
     return _absorb_own_failures(_with_job(state, event.job, job), _planned_change(event, job=event.job))
 
 
@@ -245,6 +277,7 @@ def _plan_decided(state: ClusterState, event: PlanDecided) -> ClusterState:
     active = state.active_plan
     if active and active.plan.id != event.supersedes:
         raise IllegalTransition(f"plan {plan.id} cannot begin: {active.plan.id} is under way, decided at {active.decided_at}")
+    _refuse_outdated(state, event)
     plans = dict(state.plans)
     if active:
         plans[active.plan.id] = replace(active, superseded_by=plan.id)
@@ -259,9 +292,30 @@ def _plan_decided(state: ClusterState, event: PlanDecided) -> ClusterState:
     return replace(state, jobs={name: _planned_job(name, job, plan) for name, job in state.jobs.items()})
 
 
+def _refuse_outdated(state: ClusterState, event: PlanDecided) -> None:
+    """What happened while a plan was being made may have overtaken it: then it is made anew."""
+    plan = event.plan
+    for name in plan.incidents:
+        incident = state.incidents[name]
+        taken_over = incident.status is IncidentStatus.PLANNED and incident.plan == event.supersedes
+        if incident.status is not IncidentStatus.OPEN and not taken_over:
+            raise IllegalTransition(f"plan {plan.id} answers {name}, which is {incident.status} by now")
+    for assignment in plan.assignments:
+        job = state.jobs[assignment.job]
+        if job.status in ENDED or job.generation >= assignment.generation:
+            raise IllegalTransition(
+                f"plan {plan.id} moves {assignment.job}, which is {job.status}, generation {job.generation}"
+            )
+        gone = [node for node in assignment.nodes if state.nodes[node].status is not NodeStatus.READY]
+        if gone:
+            raise IllegalTransition(f"plan {plan.id} puts {assignment.job} on {', '.join(gone)}, no longer ready")
+
+
 def _planned_job(name: str, job: JobState, plan: Plan) -> JobState:
     generation = max((step.generation for step in plan.steps if step.job == name), default=job.generation)
-    job = replace(job, generation=generation)
+    job = replace(job, generation=max(generation, job.generation))
+    if job.status in ENDED:
+        return job
     if name in plan.stopped:
         return replace(job, status=JobStatus.FAILED, reason=plan.stopped[name])
     if name in plan.paused:
@@ -282,6 +336,8 @@ def _step_completed(state: ClusterState, event: StepCompleted) -> ClusterState:
         return state
     if step.kind is StepKind.STOP:
         return _with_job(state, step.job, replace(job, assignment=None))
+    if step.kind is StepKind.RESTORE:
+        return _with_job(state, step.job, replace(job, restored=True))
     if step.kind is StepKind.LAUNCH:
         return _with_job(state, step.job, replace(job, assignment=job.pending))
     return state

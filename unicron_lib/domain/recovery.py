@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from unicron_lib.domain.actions import Action, Continue, Respond, Rest, Wait
 from unicron_lib.domain.cluster import ClusterState, Incident, NodeStatus, PlanState
 from unicron_lib.domain.events import Event
-from unicron_lib.domain.failures import ErrorKind, Severity
-from unicron_lib.domain.jobs import ENDED
+from unicron_lib.domain.failures import ErrorKind, Failure, Severity
+from unicron_lib.domain.jobs import ENDED, JobState
 from unicron_lib.domain.journal import fold
 from unicron_lib.domain.plans import PlanKind
 
@@ -23,6 +23,13 @@ class Policy:
 
 
 DEFAULT_POLICY = Policy()
+BLAMELESS = frozenset(
+    {
+        *(ErrorKind.LOSS_ANOMALY, ErrorKind.STORAGE_ERROR, ErrorKind.DATALOADER_ERROR, ErrorKind.OUT_OF_MEMORY),
+        *(ErrorKind.USER_ERROR, ErrorKind.STRAGGLER),
+    }
+)
+"""Kinds for which no node is isolated, however often they come back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +67,12 @@ def decide(state: ClusterState, now: float, policy: Policy = DEFAULT_POLICY) -> 
     planned = [incident for incident in state.open_incidents if not incident.is_failure]
     if not ready and (waiting or not planned):
         return waiting[0] if waiting else Rest()
-    settled = max((incident.updated_at for incident in planned), default=now) + policy.settle_s
-    if not ready and now < settled:
-        return Wait(until=settled, reason="more changes may follow at once")
+    suspects = [node.id for node in state.nodes.values() if node.status is NodeStatus.SUSPECT]
+    if suspects:
+        return Wait(until=now + 0.5, reason=f"{', '.join(suspects)} is silent: a new allocation waits for its verdict")
+    newest = max((incident.updated_at for incident in planned), default=now)
+    if not ready and newest <= now < newest + policy.settle_s:
+        return Wait(until=newest + policy.settle_s, reason="more changes may follow at once")
     return _reallocate(state, [*ready, *planned], verdicts)
 
 
@@ -88,35 +98,48 @@ def _too_early(state: ClusterState, incident: Incident, now: float, policy: Poli
     if suspects:
         return Wait(until=now + 0.5, reason=f"{', '.join(suspects)} is silent: its verdict may explain {incident.kind}")
     until = incident.opened_at + policy.root_cause_grace_s
-    if incident.is_only_echoes and now < until:
+    if incident.is_only_echoes and incident.opened_at <= now < until:  # a clock set back must not hold us for long
         return Wait(until=until, reason=f"{incident.kind} is what peers of a failed rank report: its own report may follow")
     return None
 
 
 def judge(state: ClusterState, incident: Incident, now: float, policy: Policy = DEFAULT_POLICY) -> Verdict:
-    """Severity of an incident with escalation: each failure without a new iteration raises it by one, then the job stops."""
+    """Severity of an incident with escalation: each failure without a new iteration raises it by one, then the job stops.
+
+    A node is isolated for a failure of its hardware, and when restarts on it did not help, unless the kind says that
+    the node is not to blame.
+    """
     root = incident.root
     assert root is not None
     assert incident.severity is not None
-    stuck = max((state.jobs[job].stuck_restarts for job in incident.jobs if job in state.jobs), default=0)
-    spent = [job for job in incident.jobs if job in state.jobs and stuck > state.jobs[job].spec.max_restarts]
     told = f"{root.kind} on {_where(incident)}"
-    if root.kind is ErrorKind.USER_ERROR and root.job:
+    job = state.jobs.get(root.job or "")
+    if root.kind is ErrorKind.NODE_LOST:
+        return Verdict(severity=Severity.SEV1, reason=f"{told} (SEV1)", quarantine={}, stop={})
+    if root.job and root.kind is ErrorKind.USER_ERROR:
         stop = {root.job: f"an error in the job's own code or data: {_headline(root.evidence)}"}
-        return Verdict(severity=Severity.SEV2, reason=f"{told}: a restart cannot cure it", quarantine={}, stop=stop)
-    if spent and root.kind is not ErrorKind.NODE_LOST:
-        stop = dict.fromkeys(spent, f"{stuck} failures in a row without a new iteration, the last one: {told}")
+        return Verdict(severity=Severity.SEV1, reason=f"{told}: a restart cannot cure it", quarantine={}, stop=stop)
+    if root.job and job and job.stuck_restarts > job.spec.max_restarts:
+        stop = {root.job: f"{job.stuck_restarts} failures in a row without a new iteration, the last one: {told}"}
         return Verdict(severity=Severity.SEV1, reason=f"{told}: the restart budget is spent", quarantine={}, stop=stop)
-    severity = incident.severity if root.kind is ErrorKind.NODE_LOST else Severity(max(1, incident.severity - stuck))
-    reason = f"{told} ({severity.name})"
-    if severity is not incident.severity:
-        reason += f", raised from {incident.severity.name}: {stuck} attempt(s) brought no new iteration"
-    if severity is not Severity.SEV1 or root.kind is ErrorKind.NODE_LOST or root.node is None:
+    severity, reason = _escalated(incident.severity, root, job, told)
+    if severity is not Severity.SEV1 or root.node is None:
         return Verdict(severity=severity, reason=reason, quarantine={}, stop={})
     if _breaker_trips(state, now, policy):
         held = f"{reason}; {root.node} stays: the breaker allows no further isolation"
         return Verdict(severity=Severity.SEV2, reason=held, quarantine={}, stop={})
     return Verdict(severity=severity, reason=reason, quarantine={root.node: told}, stop={})
+
+
+def _escalated(base: Severity, root: Failure, job: JobState | None, told: str) -> tuple[Severity, str]:
+    if job is None:
+        return Severity.SEV1, f"{told} (SEV1)"
+    gravest = Severity.SEV2 if root.kind in BLAMELESS else Severity.SEV1
+    severity = min(base, Severity(max(gravest, base - job.stuck_restarts)))
+    reason = f"{told} ({severity.name})"
+    if severity is not base:
+        reason += f", raised from {base.name}: {job.stuck_restarts} attempt(s) brought no new iteration"
+    return severity, reason
 
 
 def _breaker_trips(state: ClusterState, now: float, policy: Policy) -> bool:

@@ -25,7 +25,7 @@ class Timing:
 def timing(state: ClusterState, incident: Incident) -> Timing:
     """The phases of `incident`."""
     plan = state.plans.get(incident.plan or "")
-    began = _fault_at(state, incident)
+    began = incident.fault_at
     zero = incident.opened_at if began is None else began
     resumed = [float(at) for at in _results(plan, incident, StepKind.RESUME, "first_iteration_at")]
     return Timing(
@@ -35,15 +35,6 @@ def timing(state: ClusterState, incident: Incident) -> Timing:
         first_iteration_s=max(resumed) - zero if resumed else None,
         lost_iterations=sum(_lost(plan, incident, job) for job in incident.jobs),
     )
-
-
-def _fault_at(state: ClusterState, incident: Incident) -> float | None:
-    root = incident.root
-    if root is None:
-        return None
-    targets = {f"{root.job}/{root.rank}", str(root.node)} if root.job else {str(root.node)}
-    times = [at for target, at in state.faults.items() if target in targets and at <= incident.opened_at]
-    return max(times, default=None)
 
 
 def _results(plan: PlanState | None, incident: Incident, kind: StepKind, key: str) -> list[float]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from unicron_lib.domain.jobs import JobSpec
-from unicron_lib.errors import CheckpointError
+from unicron_lib.errors import UserError
 from unicron_lib.training import megatron
 from unicron_lib.training.optimizer import AdamW, clip, learning_rate
 
@@ -129,7 +129,10 @@ class Replica:
         own = self.state()
         wrong = sorted(own.keys() ^ state.keys()) or [name for name in own if own[name].shape != state[name].shape]
         if wrong:
-            raise CheckpointError(f"the checkpoint is of another model: {len(wrong)} tensors differ, the first is {wrong[0]}")
+            raise UserError(
+                f"the checkpoint is of another model, {len(wrong)} tensors differ, the first is {wrong[0]}: "
+                "give the job another name, or leave `load` out"
+            )
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(state[name])

@@ -98,7 +98,7 @@ class Cluster:
         return self.until(f"calm with {sizes}", holds)
 
     def iterations(self) -> dict[str, int]:
-        return {row["job"]: row["iteration"] for row in self.json("jobs") if row["status"] == "running"}
+        return {row["job"]: row["iteration"] for row in self.json("jobs")["jobs"] if row["status"] == "running"}
 
     def trains_on(self) -> None:
         """Every running job makes new iterations."""

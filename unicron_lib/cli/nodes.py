@@ -1,0 +1,64 @@
+"""`unicron nodes`: the nodes and how they are, and the end of a quarantine."""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unicron_lib.cli.options import AsJson, print_json, say
+from unicron_lib.errors import UserError
+
+if TYPE_CHECKING:
+    from unicron_lib.domain.cluster import ClusterState, Node
+    from unicron_lib.local.site import Site
+
+
+def nodes(
+    release: Annotated[str, typer.Option(metavar="NODE", help="End the quarantine of NODE: it may get ranks again.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """The nodes and how they are; with --release, take a repaired one back."""
+    from unicron_lib.cli.look import node_rows, nodes_table, print_tables, read_state
+    from unicron_lib.local.site import load_site
+
+    site = load_site()
+    if release:
+        _release(site, release)
+        print_json({"node": release, "status": "ready"}) if as_json else say(f"{release} may get ranks again")
+        return
+    state = read_state(site)
+    print_json({"nodes": node_rows(state)}) if as_json else print_tables(nodes_table(state))
+
+
+def _release(site: "Site", name: str) -> None:
+    from unicron_lib.cli.look import open_journal
+    from unicron_lib.domain.events import NodeReleased
+
+    journal = open_journal(site)
+    node = quarantined(journal.refresh(), name)
+    if name not in asyncio.run(_connected(site)):
+        raise UserError(f"the agent of {name} has no connection to the controller: start it, then release the node")
+    at = time.time()
+    journal.append(NodeReleased(id=f"released/{name}/{node.boot}/{at:.3f}", at=at, node=name))
+
+
+def quarantined(state: "ClusterState", name: str) -> "Node":
+    """The node `name`. Raises UserError if there is none or it is not in quarantine."""
+    from unicron_lib.domain.cluster import NodeStatus
+
+    node = state.nodes.get(name)
+    if node is None:
+        raise UserError(f"no node {name!r}: there are {', '.join(sorted(state.nodes)) or 'none'}")
+    if node.status is not NodeStatus.QUARANTINED:
+        held = ", ".join(sorted(it.id for it in state.nodes.values() if it.status is NodeStatus.QUARANTINED)) or "none"
+        raise UserError(f"{name} is {node.status}, not quarantined: in quarantine are {held}")
+    return node
+
+
+async def _connected(site: "Site") -> frozenset[str]:
+    from unicron_lib.config import read_token
+    from unicron_lib.controller.client import ControllerClient
+
+    async with ControllerClient(site.controller_url, read_token(site.token_file)) as client:
+        return frozenset(view.node for view in await client.nodes() if view.connected)
