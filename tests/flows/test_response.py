@@ -20,6 +20,7 @@ from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 from unicron_lib.domain.jobs import JobSpec, JobStatus
 from unicron_lib.domain.plans import StepKind
 from unicron_lib.domain.recovery import Policy
+from unicron_lib.errors import StoreError
 from unicron_lib.journal import Journal
 
 
@@ -112,6 +113,27 @@ async def test_cancelled_at_any_await_it_goes_on_where_it_was(site, line):
     assert len(launches) == len(set(launches)) == 4
     kinds = [kind for kind, _ in site.agents.effects[-7:]]
     assert kinds.index("open_rendezvous") > max(i for i, kind in enumerate(kinds) if kind == "stop_ranks")
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+async def test_a_step_whose_completion_could_not_be_journalled_has_its_effect_once(site, monkeypatch, number):
+    """Death between the effect and its entry: the step is carried out again, and agents answer it from memory."""
+    site.fail("f1")
+    effects, append, seen = len(site.agents.effects), Journal.append, []
+
+    def fails_once(journal, event):
+        if isinstance(event, StepCompleted):
+            seen.append(event.id)
+            if len(seen) == number:
+                raise StoreError("the store is away for a moment")
+        return append(journal, event)
+
+    monkeypatch.setattr(Journal, "append", fails_once)
+    await site.respond()
+    assert len(seen) == 6, "one of the five steps was journalled at its second attempt"
+    done = site.agents.effects[effects:]
+    assert len(done) == len(set(done))
+    assert site.journal.state.jobs["gpt-a"].generation == 2
 
 
 async def test_a_refused_step_is_a_failure_of_the_job_and_is_planned_again(site):

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import pynvml
 
+from unicron_lib.detection.gpu import GpuReading
+
 THROTTLE_REASONS = MappingProxyType(
     {
         pynvml.nvmlClocksEventReasonSwPowerCap: "sw_power_cap",
@@ -28,31 +30,6 @@ ABSENT = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_
 
 Metric = Callable[[Any], dict[str, Any]]
 """One query of a GPU by its handle; it answers a part of a `GpuReading` by its field names."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuReading:
-    """One look at one GPU.
-
-    A `lost` GPU ("has fallen off the bus") has no metrics, but the `uuid` and `name` that were last known.
-    `error_code` is the first NVML error other than "not supported" that a query met, None if there was none.
-    ECC errors are counted since the driver was loaded.
-    """
-
-    index: int
-    uuid: str | None = None
-    name: str | None = None
-    temperature_c: int | None = None
-    power_w: float | None = None
-    utilization_ratio: float | None = None
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    ecc_uncorrected_volatile: int | None = None
-    row_remap_pending: bool | None = None
-    row_remap_failure: bool | None = None
-    throttle_reasons: tuple[str, ...] | None = None
-    lost: bool = False
-    error_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +55,11 @@ def open_nvml() -> "Nvml | NvmlAbsent":
 def _why_absent(code: int) -> str:
     match code:
         case pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-            return "no NVIDIA driver is installed (libnvidia-ml.so.1 was not found): GPUs are not watched"
+            return "no NVIDIA driver is installed (libnvidia-ml.so.1 was not found)"
         case pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
-            return "the NVIDIA driver is installed but not loaded: GPUs are not watched; load it or see the kernel's log"
+            return "the NVIDIA driver is installed but not loaded, load it or see the kernel's log"
         case _:
-            return f"NVML does not start ({_explain(code)}): GPUs are not watched"
+            return f"NVML does not start ({_explain(code)})"
 
 
 def _explain(code: int) -> str:

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +17,9 @@ from typing import NoReturn
 from unicron_lib.agent.commands import Commands
 from unicron_lib.agent.environment import NodeFacts
 from unicron_lib.agent.forks import Forks
+from unicron_lib.agent.messages import GpuFault
 from unicron_lib.agent.outbox import Outbox
+from unicron_lib.agent.probe import GpuProbe
 from unicron_lib.agent.rank_socket import RankSocket
 from unicron_lib.agent.rendezvous import RENDEZVOUS_TARGET, RendezvousStores
 from unicron_lib.agent.supervisor import RANK_TARGET, Supervisor
@@ -54,6 +57,9 @@ class Agent:
         )
         self._stores = RendezvousStores(facts=facts, forks=self._forks, directory=directory, target=options.rendezvous_target)
         self._socket = RankSocket(path=socket, ranks=self._supervisor.ranks, tell=self._supervisor.hear)
+        self._gpus = GpuProbe(
+            num_gpus=facts.num_gpus, life=lambda: self._outbox.boot, jobs=self._jobs_here, tell=self._tell_gpu_fault
+        )
         self._uplink = Uplink(
             url=options.controller,
             token=options.token,
@@ -69,13 +75,14 @@ class Agent:
         self._forks.start()
         connected = asyncio.create_task(self._stay_connected())
         stopped = asyncio.create_task(stop.wait())
+        watching = asyncio.create_task(self._gpus.run())
         try:
             await asyncio.wait([connected, stopped], return_when=asyncio.FIRST_COMPLETED)
         finally:
             await self._clear()
-            for task in (connected, stopped):
+            for task in (connected, stopped, watching):
                 task.cancel()  # this says goodbye to the controller
-            await asyncio.wait([connected, stopped])
+            await asyncio.wait([connected, stopped, watching])
             await self._forks.close()
             await self._socket.close()
         if not connected.cancelled():
@@ -96,6 +103,13 @@ class Agent:
     async def _clear(self) -> None:
         await self._supervisor.stop(self._supervisor.ranks.alive, grace_s=STOP_GRACE_S)
         await self._stores.close(lambda *_: True, grace_s=STOP_GRACE_S)
+
+    def _jobs_here(self) -> tuple[str, ...]:
+        return tuple(sorted({rank.job for rank in self._supervisor.ranks.alive}))
+
+    def _tell_gpu_fault(self, fault: GpuFault) -> None:
+        self._outbox.add(fault, at=time.time())
+        self._supervisor.on_news(None)
 
     def _die(self) -> NoReturn:
         """What a power cut does: nobody gets to say goodbye."""

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Discriminator, TypeAdapter
 
+from unicron_lib.detection.gpu import GpuFaultKind
 from unicron_lib.domain.events import Scalar
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout
@@ -129,7 +130,22 @@ class NodeUnreachable:
     type: Literal["node_unreachable"] = "node_unreachable"
 
 
-Body = RankExited | RankFailed | RankFinished | NodeUnreachable
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFault:
+    """A GPU of the node is broken, whatever ranks it may hold; `jobs` have ranks on the node.
+
+    Told once per GPU and kind in a life of the agent. `uuid` is empty if the GPU was never able to tell it.
+    """
+
+    kind: GpuFaultKind
+    gpu: int
+    uuid: str
+    evidence: str
+    jobs: tuple[str, ...] = ()
+    type: Literal["gpu_fault"] = "gpu_fault"
+
+
+Body = RankExited | RankFailed | RankFinished | NodeUnreachable | GpuFault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +170,7 @@ class Observation:
     @property
     def job(self) -> str | None:
         """The job that it is about, None for a node's."""
-        return None if isinstance(self.body, NodeUnreachable) else self.body.job
+        return None if isinstance(self.body, NodeUnreachable | GpuFault) else self.body.job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,8 +34,9 @@ _reply: TypeAdapter[Reply] = TypeAdapter(Reply)
 
 
 class ControllerClient:
-    """Calls the controller at `url` (`http://host:port`, or `https://` with a CA of the system or of SSL_CERT_FILE). All methods raise ControllerError with one clear sentence.
+    """Calls the controller at `url` (`http://host:port`). All methods raise ControllerError with one clear sentence.
 
+    With `https://` the controller's certificate must be signed by a CA of the system, or by the one in SSL_CERT_FILE.
     `async with` closes its connections. One client belongs to one event loop.
     """
 

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from unicron_lib.agent.messages import NodeUnreachable, Observation
+from unicron_lib.agent.messages import GpuFault, NodeUnreachable, Observation
 
 REMEMBERED_IDS = 20_000
 
@@ -61,6 +61,6 @@ class PendingObservations:
 
 def concerns(observation: Observation, job: str) -> bool:
     """Whether the health task of `job` has to see the observation."""
-    if isinstance(observation.body, NodeUnreachable):
+    if isinstance(observation.body, NodeUnreachable | GpuFault):
         return job in observation.body.jobs
     return observation.job == job

@@ -44,7 +44,7 @@ class Controller:
     def remember(self, state: ClusterState) -> None:
         """Take over the nodes that the journal knows: those that do not dial in are going to be judged."""
         for node in state.nodes.values():
-            if node.status in {NodeStatus.READY, NodeStatus.SUSPECT} and node.id not in self.hub.nodes:
+            if node.status in {NodeStatus.READY, NodeStatus.SUSPECT, NodeStatus.QUARANTINED} and node.id not in self.hub.nodes:
                 hello = AgentHello(node=node.id, boot=node.boot, address=node.address, num_gpus=node.num_gpus)
                 self.hub.nodes[node.id] = NodeRecord(
                     hello=hello,

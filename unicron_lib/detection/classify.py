@@ -3,7 +3,7 @@
 import signal
 from typing import assert_never
 
-from unicron_lib.agent.messages import NodeUnreachable, Observation, RankExited, RankFailed, RankFinished
+from unicron_lib.agent.messages import GpuFault, NodeUnreachable, Observation, RankExited, RankFailed, RankFinished
 from unicron_lib.detection.exceptions import kind_of_exception
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 
@@ -22,19 +22,25 @@ def classify(observation: Observation) -> Failure | None:
             text = f"{body.error_type}: {body.message}\n{body.traceback}"
             return _of_rank(observation, body, kind, DetectionMethod.EXCEPTION, text)
         case NodeUnreachable() as body:
-            return Failure(
-                id=observation.id,
-                kind=ErrorKind.NODE_LOST,
-                method=DetectionMethod.NODE_HEALTH,
-                seen_at=observation.at,
-                node=observation.node,
-                boot=observation.boot,
-                evidence=f"{body.reason}, silent for {body.silent_s:.1f} s",
-            )
+            return _of_node(observation, ErrorKind.NODE_LOST, f"{body.reason}, silent for {body.silent_s:.1f} s")
+        case GpuFault() as body:
+            return _of_node(observation, ErrorKind(body.kind), body.evidence)
         case RankFinished():
             return None
         case _:
             assert_never(observation.body)
+
+
+def _of_node(observation: Observation, kind: ErrorKind, evidence: str) -> Failure:
+    return Failure(
+        id=observation.id,
+        kind=kind,
+        method=DetectionMethod.NODE_HEALTH,
+        seen_at=observation.at,
+        node=observation.node,
+        boot=observation.boot,
+        evidence=evidence,
+    )
 
 
 def _of_rank(

@@ -7,11 +7,14 @@ from pathlib import Path
 
 from unicron_lib.domain.cluster import ClusterState, IncidentStatus
 from unicron_lib.domain.jobs import JobSpec, JobStatus
+from unicron_lib.domain.timeline import timing
 from unicron_lib.journal import Entry
 from unicron_lib.training.ledger import check_ledger, ledger_directory, read_lineage
 
 LOSS_TOLERANCE = 1e-9
 """Relative, in float64: sums in another order differ by 1e-16 a time and grow over some hundred iterations."""
+BARS_S = {"process_exit": 20.0, "node_lost": 30.0}
+"""Seconds from the fault to the first new iteration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,18 @@ def check_losses(run_dir: Path, spec: JobSpec, reference: Sequence[float]) -> Ch
     worst = max((_apart(curve.get(i), value) for i, value in enumerate(reference)), default=float("inf"))
     claim = f"{spec.job}: loss curve as undisturbed"
     return Check(claim=claim, ok=worst <= LOSS_TOLERANCE, detail=f"largest relative difference {worst:.1e}")
+
+
+def check_incidents(state: ClusterState) -> list[Check]:
+    """The two injected faults and nothing else, each healed within its bar."""
+    failures = [it for it in state.incidents.values() if it.is_failure and it.status is not IncidentStatus.MERGED]
+    found = {it.kind: timing(state, it).first_iteration_s for it in failures}
+    told = ", ".join(f"{kind} {'-' if took is None else f'{took:.1f} s'}" for kind, took in found.items())
+    within = all((found.get(kind) or float("inf")) <= bar for kind, bar in BARS_S.items())
+    return [
+        Check(claim="two failures, two incidents", ok=len(failures) == len(found) and set(found) == set(BARS_S), detail=told),
+        Check(claim="first new iteration within 20 s of the crash and 30 s of the node loss", ok=within, detail=told),
+    ]
 
 
 def loss_curve(run_dir: Path, job: str) -> dict[int, float]:

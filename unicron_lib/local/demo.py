@@ -2,15 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from unicron_lib.adapters.stores import open_store
 from unicron_lib.agent.messages import InjectFault
-from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus, NodeStatus
-from unicron_lib.domain.events import FaultInjected
+from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus, NodeStatus, PlanState
+from unicron_lib.domain.events import FaultInjected, Scalar
+from unicron_lib.domain.failures import Severity
 from unicron_lib.domain.jobs import ENDED, JobSpec
+from unicron_lib.domain.plans import PlanKind, StepKind
 from unicron_lib.errors import ControllerError, UnicronError
 from unicron_lib.jobfile import read_jobs
 from unicron_lib.journal import Journal
@@ -77,11 +79,13 @@ class Demo:
         )
         await self._iterate(3)
         state = await self._state()
-        plan = state.plans[state.incidents[incident.id].plan or ""].plan
-        self._claim(
-            "a killed rank is SEV2 and restarts in place",
-            incident.kind == "process_exit" and not plan.method.startswith("milp"),
-        )
+        plan = state.plans[incident.plan or ""].plan
+        after = plan.assignment_of(self.a.job)
+        as_expected = (incident.kind, incident.severity, plan.kind) == ("process_exit", Severity.SEV2, PlanKind.RESTART)
+        in_place = after is not None and after.slots == job.assignment.slots
+        self._claim("a killed rank is SEV2 and restarts in place, without a new allocation", as_expected and in_place)
+        source = str(_drained(state.plans[plan.id], self.a.job).get("source"))
+        self._claim("its job goes on from a replica's state: no iteration is lost", source.startswith("replica"), source)
         after_b = state.jobs[self.b.job]
         self._claim(
             f"{self.b.job} never noticed",
@@ -94,9 +98,13 @@ class Demo:
         assert assignment is not None
         node = assignment.nodes[-1]
         self.say(f"act 2: {node} is lost with the agent and both ranks of {self.a.job} on it")
-        await self._harm(node, node, InjectFault(step="demo/node-loss", fault="node-loss"))
+        incident = await self._harm(node, node, InjectFault(step="demo/node-loss", fault="node-loss"))
         await self._iterate(3)
         state = await self._tell_sizes()
+        plan = state.plans[incident.plan or ""].plan
+        as_expected = (incident.kind, incident.severity, plan.kind) == ("node_lost", Severity.SEV1, PlanKind.REALLOCATE)
+        solved = plan.optimal and plan.method == "milp"
+        self._claim("a lost node is SEV1; cvxpy solved the allocation of both jobs to the optimum", as_expected and solved)
         sizes = {name: job.gpus for name, job in state.jobs.items()}
         healthy = state.num_healthy_gpus
         self._claim("both jobs go on with the GPUs that are left", min(sizes.values()) > 0 and sum(sizes.values()) <= healthy)
@@ -116,10 +124,9 @@ class Demo:
         self.say(f"act 4: {self.b.job} runs to its last iteration, then its GPUs are free")
         await self._until(f"the end of {self.b.job}", lambda state: state.jobs[self.b.job].status in ENDED)
         state = await self._until("the plan after it", _is_calm)
-        before, after = self.a.throughput_flops, state.jobs[self.a.job].gpus
-        self.say(f"{self.a.job} goes on with {after} GPUs")
-        if state.jobs[self.a.job].status not in ENDED:
-            self._claim(f"the GPUs of {self.b.job} went to {self.a.job}, since that pays", after == max(before))
+        gpus = state.jobs[self.a.job].gpus
+        self.say(f"{self.a.job} goes on with {gpus} GPUs")
+        self._claim(f"the GPUs of {self.b.job} went to {self.a.job}, since that pays", gpus == max(self.a.throughput_flops))
 
     async def _harm(self, target: str, node: str, command: InjectFault) -> Incident:
         """Inject a fault; the closed incident that it caused."""
@@ -183,6 +190,11 @@ class Demo:
 
     def _claim(self, claim: str, holds: bool, detail: str = "") -> None:  # noqa: FBT001
         self.checks.append(Check(claim=claim, ok=holds, detail=detail))
+
+
+def _drained(progress: PlanState, job: str) -> Mapping[str, Scalar]:
+    step = next(step for step in progress.plan.steps if step.kind is StepKind.DRAIN and step.job == job)
+    return progress.results[step.id]
 
 
 def _gpus(state: ClusterState) -> int:

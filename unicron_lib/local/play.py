@@ -13,7 +13,7 @@ from pathlib import Path
 
 from unicron_lib.domain.cluster import ClusterState
 from unicron_lib.errors import UnicronError
-from unicron_lib.local.checks import Check, check_ends, check_journal, check_losses, check_samples
+from unicron_lib.local.checks import Check, check_ends, check_incidents, check_journal, check_losses, check_samples
 from unicron_lib.local.cluster import Say, running
 from unicron_lib.local.demo import Demo
 from unicron_lib.local.present import as_object, show
@@ -90,7 +90,7 @@ async def _check(demo: Demo, state: ClusterState, say: Say) -> list[Check]:
     entries = await asyncio.to_thread(demo.journal.entries)
     specs = (demo.a, demo.b)
     samples = [check_samples(demo.cluster.site.run_dir, spec) for spec in specs]
-    return [*check_ends(state, specs), *samples, *check_journal(state, entries)]
+    return [*check_ends(state, specs), *samples, *check_journal(state, entries), *check_incidents(state)]
 
 
 async def _stay(site: Site, say: Say) -> None:

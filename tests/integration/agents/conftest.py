@@ -1,30 +1,13 @@
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 import pytest_asyncio
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from local_cluster import LocalCluster
-
-
-@asynccontextmanager
-async def running(directory: Path) -> AsyncIterator[LocalCluster]:
-    """A controller and one agent, n0; nothing of it is left at the end."""
-    cluster = LocalCluster(directory)
-    try:
-        await cluster.start_controller()
-        cluster.start_agent()
-        await cluster.node()
-        yield cluster
-    finally:
-        await cluster.close()
-    left = [p for p in psutil.process_iter(["cmdline"]) if str(directory) in " ".join(p.info["cmdline"] or ())]
-    assert not left
+from local_cluster import LocalCluster, running
 
 
 @pytest.fixture

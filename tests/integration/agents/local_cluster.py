@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,8 +40,10 @@ async def eventually(ask: Callable[[], Awaitable[T | None]], what: str) -> T:
 
 
 class LocalCluster:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, certificate: Path | None = None) -> None:
+        """With `certificate`, a PEM file with key and certificate, the controller speaks TLS."""
         self.directory = directory
+        self.certificate = certificate
         self.token = secrets.token_hex(16)
         self.token_file = directory / "token"
         self.token_file.write_text(self.token)
@@ -49,7 +51,9 @@ class LocalCluster:
         self.store_url = f"file://{directory}/store"
         create_store(self.store_url)
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.client = ControllerClient(f"http://127.0.0.1:{self.port}", self.token)
+        s = "s" if certificate else ""
+        self.agents_url = f"ws{s}://127.0.0.1:{self.port}/v1/agents"
+        self.client = ControllerClient(f"http{s}://127.0.0.1:{self.port}", self.token)
 
     def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         env = os.environ | {"PYTHONPATH": str(HERE)}
@@ -63,6 +67,7 @@ class LocalCluster:
             "controller",
             "unicron_lib.controller",
             *("--port", str(self.port), "--token-file", str(self.token_file), "--store-url", self.store_url),
+            *(("--ssl-certfile", str(self.certificate)) if self.certificate else ()),
         )
         await eventually(self.client.health, "the controller answers")
         return process
@@ -71,7 +76,12 @@ class LocalCluster:
         return self._start(
             node,
             "unicron_lib.agent",
-            *("--controller", f"ws://127.0.0.1:{self.port}/v1/agents", "--token-file", str(token_file or self.token_file)),
+            *(
+                "--controller",
+                self.agents_url,
+                "--token-file",
+                str(token_file or self.token_file),
+            ),
             *("--node", node, "--address", "127.0.0.1", "--num-gpus", "2", "--run-dir", str(self.directory / "run")),
             *("--interface", "lo", "--rank-target", "fake_rank:main", "--rendezvous-target", "fake_rank:rendezvous", *more),
         )
@@ -116,6 +126,21 @@ class LocalCluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+@asynccontextmanager
+async def running(directory: Path, *, certificate: Path | None = None) -> AsyncIterator[LocalCluster]:
+    """A controller and one agent, n0; nothing of it is left at the end."""
+    cluster = LocalCluster(directory, certificate=certificate)
+    try:
+        await cluster.start_controller()
+        cluster.start_agent()
+        await cluster.node()
+        yield cluster
+    finally:
+        await cluster.close()
+    left = [p for p in psutil.process_iter(["cmdline"]) if str(directory) in " ".join(p.info["cmdline"] or ())]
+    assert not left
 
 
 def launch(behaviour: str = "step", *, ranks: int = 2, generation: int = 1, job: str = "a", **more: object) -> LaunchRanks:
