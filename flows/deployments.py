@@ -135,8 +135,9 @@ async def _main(arguments: argparse.Namespace) -> list[Any]:
             await prepare(arguments.store_url)
         names = await register(deployments)
         return [await start(name) for name in names] if arguments.run else list(names)
-    except (httpx.HTTPStatusError, PrefectException) as error:
-        raise UnicronError(f"the Prefect server at {url} refused: {_words(error)}") from error
+    except (httpx.HTTPStatusError, PrefectException, ValueError) as error:  # a ValueError: no answer of a Prefect server
+        told = f"registering at {url} failed ({_words(error)})"
+        raise UnicronError(f"{told}: PREFECT_API_URL must be a Prefect server's address, ending in /api") from error
     except httpx.HTTPError as error:
         told = f"the Prefect server at {url} does not answer ({_words(error)})"
         raise UnicronError(f"{told}: start it, or set PREFECT_API_URL to where it is") from error

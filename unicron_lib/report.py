@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from unicron_lib.domain.cluster import ClusterState, Incident, PlanState
-from unicron_lib.domain.journal import severity_name
+from unicron_lib.domain.failures import severity_name
 from unicron_lib.domain.plans import Step
 from unicron_lib.domain.timeline import timing
 
@@ -16,6 +16,9 @@ def clock(at: float) -> str:
 def incident_markdown(state: ClusterState, name: str) -> str:
     """What happened, what was decided and why, as markdown with tables. Raises KeyError for an unknown incident."""
     incident = state.incidents[name]
+    if incident.merged_into:
+        whole = incident_markdown(state, incident.merged_into)
+        return f"{name} turned out to be a part of {incident.merged_into}:\n\n{whole}"
     plan = state.plans.get(incident.plan or "")
     parts = [f"# {incident.kind}: {headline(incident)}", _summary(state, incident), _evidence(incident)]
     if plan:
@@ -65,8 +68,8 @@ def _allocation(state: ClusterState, progress: PlanState) -> str:
         f"| {job} | {gpus} | {_where(progress, job)} | {state.jobs[job].spec.weight:g} |"
         for job, gpus in sorted(plan.gpus.items())
     ]
-    told = f"Gain {plan.gain:.4g} of at most {plan.upper_bound:.4g} FLOP, gap {plan.gap:.2%}, by {plan.method or 'rule'}"
-    told += f" in {plan.solve_s * 1e3:.0f} ms." if plan.method else "."
+    told = f"Gain {plan.gain:.4g} of at most {plan.upper_bound:.4g} FLOP, gap {plan.gap:.2%}, by {plan.method}"
+    told = f"{told} in {plan.solve_s * 1e3:.0f} ms." if plan.upper_bound else "No allocation was needed."
     return f"{told}\n\n| job | GPUs | where | weight |\n|---|---|---|---|\n" + "\n".join(rows) if rows else told
 
 
@@ -84,7 +87,10 @@ def _told(progress: PlanState, step: Step) -> str:
     result = progress.results.get(step.id)
     if result is None:
         return "not done"
-    return _cell(", ".join(f"{key} {value}" for key, value in result.items() if value not in {None, ""}))
+    shown = {key: clock(float(value)) if key.endswith("_at") else value for key, value in result.items() if value is not None}
+    return _cell(
+        ", ".join(f"{key.removesuffix('_at').replace('_', ' ')} {value}" for key, value in shown.items() if value != "")
+    )
 
 
 def _seconds(value: float | None) -> str:

@@ -65,7 +65,7 @@ install_packages() {
     use_pip_settings "$venv/bin/python"
     option=$(torch_option)
     say "installing the pinned packages (half a minute when they are near, some minutes when they are not)"
-    "$venv/bin/uv" pip install --python "$venv/bin/python" -c constraints.txt ${option:+"$option"} --editable . --group dev
+    "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" -c constraints.txt ${option:+"$option"} --editable . --group dev
 }
 
 if [ -x "$venv/bin/unicron" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$(fingerprint)" ]; then

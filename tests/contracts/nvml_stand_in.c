@@ -1,11 +1,12 @@
 /* A stand-in for libnvidia-ml.so.1, compiled against NVIDIA's own nvml.h: two GPUs, whose state is read anew on each call
- * from the file NVML_STAND_IN_STATE, a line a value: "gpu1.lost 1", "gpu0.ecc 3", "gpu0.err.power 10", "init 9".
+ * from the file NVML_STAND_IN_STATE, a line a value: "gpu1.lost 1", "gpu0.ecc 3", "gpu0.err.power 10", "gpu0.hang 1", "init 9".
  * Without -DWITH_REMAPPED_ROWS the library lacks nvmlDeviceGetRemappedRows, like an old driver's.
  */
 #include <nvml.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 #define NUM_GPUS 2
@@ -34,6 +35,8 @@ static nvmlReturn_t meets(nvmlDevice_t device, const char *what) {
     char error[64];
     int gpu = *(int *)device;
     snprintf(error, sizeof error, "err.%s", what);
+    if (of_gpu(gpu, "hang", 0))
+        for (;;) pause();
     return of_gpu(gpu, "lost", 0) ? NVML_ERROR_GPU_IS_LOST : (nvmlReturn_t)of_gpu(gpu, error, NVML_SUCCESS);
 }
 
@@ -86,6 +89,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, 
 #ifdef WITH_REMAPPED_ROWS
 EXPORT nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *corrected, unsigned int *uncorrected,
                                               unsigned int *pending, unsigned int *failure) {
-    QUERY("remap", *corrected = 0; *uncorrected = 1; *pending = (unsigned int)of_gpu(gpu, "pending", 0); *failure = 0);
+    QUERY("remap", *corrected = 0; *uncorrected = 1; *pending = (unsigned int)of_gpu(gpu, "pending", 0);
+          *failure = (unsigned int)of_gpu(gpu, "failure", 0));
 }
 #endif

@@ -2,14 +2,13 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from importlib.metadata import files
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_in_driver import REMAPPED_ROWS, build, no_driver
 
 READ_TWICE = """
 import dataclasses, json, os, pathlib, sys
@@ -26,25 +25,10 @@ print(json.dumps([[dataclasses.asdict(gpu) for gpu in look] for look in looks]))
 """
 
 
-def include_folder() -> Path:
-    header = next(file for file in files("nvidia-nvml-dev") or () if file.name == "nvml.h")
-    return Path(str(header.locate())).parent
-
-
-def build(folder: Path, *options: str) -> Path:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler to build the stand-in for NVIDIA's library with")
-    source = Path(__file__).with_name("nvml_stand_in.c")
-    flags = ["-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Werror", f"-I{include_folder()}", *options]
-    subprocess.run([compiler, *flags, str(source), "-o", str(folder / "libnvidia-ml.so.1")], check=True)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the stand-in library of a current driver."""
-    return build(tmp_path_factory.mktemp("driver"), "-DWITH_REMAPPED_ROWS")
+    return build(tmp_path_factory.mktemp("driver"), REMAPPED_ROWS)
 
 
 def read(library: Path, tmp_path: Path, *, first: str = "", then: str = "") -> Any:
@@ -92,6 +76,11 @@ def test_a_gpu_that_was_lost_from_the_start_may_come_back(driver: Path, tmp_path
     assert (after[1]["lost"], after[1]["uuid"]) == (False, "GPU-00000001")
 
 
+def test_a_row_that_cannot_be_remapped_is_told(driver: Path, tmp_path: Path) -> None:
+    before, after = read(driver, tmp_path, then="gpu1.failure 1\n")
+    assert [[gpu["row_remap_failure"] for gpu in look] for look in (before, after)] == [[False, False], [False, True]]
+
+
 def test_what_is_not_supported_is_none_and_no_error(driver: Path, tmp_path: Path) -> None:
     (gpu, _), _ = read(driver, tmp_path, first="gpu0.err.ecc 3\n")
     assert (gpu["ecc_uncorrected_volatile"], gpu["error_code"], gpu["power_w"]) == (None, None, 350.5)
@@ -121,8 +110,6 @@ def test_an_unknown_error_of_the_library_is_absent_with_its_code(driver: Path, t
 
 
 def test_no_library_is_absent_with_a_reason(tmp_path: Path) -> None:
-    broken = tmp_path / "libnvidia-ml.so.1"
-    broken.write_text("not a library: shadows a real one, on machines that have it")
-    absent = read(tmp_path, tmp_path)
+    absent = read(no_driver(tmp_path), tmp_path)
     assert absent["code"] == 12
     assert "no NVIDIA driver" in absent["reason"]

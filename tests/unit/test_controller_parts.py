@@ -8,6 +8,7 @@ import pytest
 
 from unicron_lib.agent.messages import (
     AgentHello,
+    GpuFault,
     NodeUnreachable,
     Observation,
     Progress,
@@ -86,10 +87,19 @@ def test_observations_wait_until_they_are_acknowledged() -> None:
     assert [o.seq for o in pending.select(now=9.0)] == [1]
 
 
-def test_a_lost_node_concerns_the_jobs_that_it_ran() -> None:
+@pytest.mark.parametrize(
+    "body",
+    [
+        NodeUnreachable(silent_s=5.0, reason="r", jobs=("a", "b")),
+        GpuFault(kind="gpu_lost", gpu=0, uuid="u", evidence="e", jobs=("a", "b")),
+    ],
+    ids=lambda body: body.type,
+)
+def test_what_befell_a_node_concerns_the_jobs_that_it_ran(body: NodeUnreachable | GpuFault) -> None:
     pending = PendingObservations()
-    body = NodeUnreachable(silent_s=5.0, reason="r", jobs=("a", "b"))
-    pending.add(Observation(node="n", boot="x", seq=-1, at=0.0, body=body), now=0.0)
+    seen = Observation(node="n", boot="x", seq=-1, at=0.0, body=body)
+    assert seen.job is None
+    pending.add(seen, now=0.0)
     assert [len(pending.select(now=0.0, job=job)) for job in ("a", "b", "c")] == [1, 1, 0]
 
 
@@ -237,13 +247,18 @@ STOP = StopRanks(step="s", job="a", below_generation=1, grace_s=1)
 async def test_nodes_of_the_journal_are_watched_from_the_start() -> None:
     nodes = {
         name: Node(id=name, boot="b", address="x", num_gpus=1, status=status)
-        for name, status in (("r", NodeStatus.READY), ("s", NodeStatus.SUSPECT), ("l", NodeStatus.LOST))
+        for name, status in (
+            ("r", NodeStatus.READY),
+            ("s", NodeStatus.SUSPECT),
+            ("l", NodeStatus.LOST),
+            ("q", NodeStatus.QUARANTINED),
+        )
     }
     assignment = Assignment(job="a", generation=3, layout=Layout(), slots=(Slot("r", 0),))
     jobs = {"a": JobState(spec=JobSpec(job="a"), status=JobStatus.RUNNING, generation=3, assignment=assignment)}
     controller = Controller(Recorder(FlakyJournal()))
     controller.remember(ClusterState(nodes=nodes, jobs=jobs))
-    assert set(controller.hub.nodes) == {"r", "s"}
+    assert set(controller.hub.nodes) == {"r", "s", "q"}, "a quarantined one can get lost, too"
     assert controller.hub.nodes["s"].suspected
     assert controller.hub.nodes["r"].ranks == (RankInfo(job="a", generation=3, rank=0, pid=0, gpu=0),)
     assert not controller.hub.nodes["r"].contact.closed

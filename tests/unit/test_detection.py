@@ -2,11 +2,11 @@
 
 import pytest
 
-from unicron_lib.agent.messages import NodeUnreachable, Observation, RankExited, RankFailed, RankFinished
+from unicron_lib.agent.messages import GpuFault, NodeUnreachable, Observation, RankExited, RankFailed, RankFinished
 from unicron_lib.detection.classify import classify
 from unicron_lib.detection.exceptions import kind_of_exception
 from unicron_lib.detection.stall import FLOOR_S, Pace
-from unicron_lib.domain.failures import EVIDENCE_LIMIT, DetectionMethod, ErrorKind
+from unicron_lib.domain.failures import EVIDENCE_LIMIT, DetectionMethod, ErrorKind, Severity
 
 
 def observed(body):
@@ -88,6 +88,14 @@ def test_a_silent_node_is_lost_and_a_finished_rank_is_no_failure():
     lost = classify(observed(NodeUnreachable(silent_s=5.2, reason="connection closed", jobs=("a",))))
     assert (lost.kind, lost.job, lost.boot) == (ErrorKind.NODE_LOST, None, "b")
     assert classify(observed(RankFinished(job="a", generation=1, rank=0, iteration=9, loss=1.0))) is None
+
+
+@pytest.mark.parametrize("kind", ["ecc_error", "gpu_lost", "nvlink_error", "gpu_driver_error"])
+def test_a_broken_gpu_is_the_failure_of_its_node(kind):
+    failure = classify(observed(GpuFault(kind=kind, gpu=3, uuid="GPU-3", evidence="GPU 3 (GPU-3) is lost", jobs=("a",))))
+    assert (failure.kind, failure.severity, failure.method) == (kind, Severity.SEV1, DetectionMethod.NODE_HEALTH)
+    assert (failure.job, failure.rank, failure.node, failure.boot) == (None, None, "node-1", "b")
+    assert failure.evidence == "GPU 3 (GPU-3) is lost"
 
 
 def paced(iteration_s, count=10, generation=1):

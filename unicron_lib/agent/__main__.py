@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import logging
 import re
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,6 +51,9 @@ def _agent_options(options: argparse.Namespace) -> AgentOptions:
         raise UserError(f"--node is {options.node!r}: a node's name has 1 to 63 letters, digits, dots, dashes and underscores")
     if options.num_gpus < 0:
         raise UserError(f"--num-gpus is {options.num_gpus}, it must not be negative")
+    devices = [name for _, name in socket.if_nameindex()]
+    if options.interface and options.interface not in devices:
+        raise UserError(f"--interface {options.interface}: there is no such device here, only {', '.join(devices)}")
     try:
         options.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -75,7 +75,7 @@ class Agent:
         self._forks.start()
         connected = asyncio.create_task(self._stay_connected())
         stopped = asyncio.create_task(stop.wait())
-        watching = asyncio.create_task(self._gpus.run())
+        watching = asyncio.create_task(self._watch_gpus())
         try:
             await asyncio.wait([connected, stopped], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -99,6 +99,11 @@ class Agent:
                 log.warning("this node was declared lost (%s): it ends its ranks and starts a new life", news)
                 await self._clear()
                 self._outbox.start_over(uuid.uuid4().hex)
+
+    async def _watch_gpus(self) -> None:
+        """From the first connection on: an agent that cannot work has nothing else to say than why."""
+        await self._uplink.reached.wait()
+        await self._gpus.run()
 
     async def _clear(self) -> None:
         await self._supervisor.stop(self._supervisor.ranks.alive, grace_s=STOP_GRACE_S)

@@ -42,7 +42,7 @@ class DeclaredLost(Exception):  # it is news, not an error
 
 
 class Uplink:
-    """Sends what the supervisor and the outbox hold, hands commands to `commands`."""
+    """Sends what the supervisor and the outbox hold, hands commands to `commands`; `reached` is set by the first connection."""
 
     def __init__(self, *, url: str, token: str, supervisor: Supervisor, outbox: Outbox, commands: Commands) -> None:
         self._url = url
@@ -52,6 +52,7 @@ class Uplink:
         self._commands = commands
         self._progress: dict[tuple[str, int], Progress] = {}
         self._news = asyncio.Event()
+        self.reached = asyncio.Event()
         self._answering: set[asyncio.Task[None]] = set()
         self.die: Callable[[], None] = supervisor.kill_all
         supervisor.on_news = self._note
@@ -91,6 +92,7 @@ class Uplink:
             )
             await _send(link, hello)
             log.info("connected to the controller at %s", self._url)
+            self.reached.set()
             await self._converse(link)
 
     async def _converse(self, link: ClientConnection) -> None:

@@ -31,7 +31,7 @@ def up(
     running = _running(home)
     if running:
         os.kill(running, signal.SIGHUP)
-        say("a cluster is running already: lost nodes are being started again")
+        say("a cluster is running already, with its own size: lost nodes are being started again")
     else:
         _start(home, nodes, gpus_per_node, prefect_port, controller_port)
     site = load_site(home)
@@ -92,7 +92,13 @@ def _start(home: Path, nodes: int, gpus_per_node: int, prefect_port: int, contro
         process = subprocess.Popen(
             [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
-    _follow(process, log)
+    try:
+        _follow(process, log)
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        say("interrupted: the cluster is stopped")
+        raise
 
 
 def _follow(process: "subprocess.Popen[bytes]", log: Path) -> None:

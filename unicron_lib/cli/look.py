@@ -157,7 +157,7 @@ def incident_rows(state: "ClusterState") -> list[dict[str, Any]]:
 
 
 def _incident_row(state: "ClusterState", incident: "Incident") -> dict[str, Any]:
-    from unicron_lib.domain.journal import severity_name
+    from unicron_lib.domain.failures import severity_name
     from unicron_lib.domain.timeline import timing
     from unicron_lib.report import clock, headline
 

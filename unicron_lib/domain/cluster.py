@@ -1,7 +1,7 @@
 """The state of the cluster: what the journal folds to."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from unicron_lib.domain.events import Scalar
@@ -51,7 +51,8 @@ class Incident:
     """Everything with one root cause: failures, or one planned change such as a node that joins.
 
     `kind` is an `ErrorKind` or the type of the planned event; `severity` is None for planned changes.
-    `opened_at` is when its first event was journalled, `fault_at` when the fault was injected, if it was.
+    `opened_at` is when its first event was journalled, `updated_at` when its root cause was, and
+    `fault_at` is when the fault was injected, if it was.
     """
 
     id: str
@@ -133,3 +134,19 @@ class ClusterState:
         """Incidents without a plan, oldest first."""
         waiting = (incident for incident in self.incidents.values() if incident.status is IncidentStatus.OPEN)
         return tuple(sorted(waiting, key=lambda incident: (incident.opened_at, incident.id)))
+
+    def with_node(self, node: Node) -> "ClusterState":
+        """The state with `node` added or replaced."""
+        return replace(self, nodes={**self.nodes, node.id: node})
+
+    def with_job(self, job: JobState) -> "ClusterState":
+        """The state with `job` added or replaced."""
+        return replace(self, jobs={**self.jobs, job.spec.job: job})
+
+    def with_incident(self, incident: Incident) -> "ClusterState":
+        """The state with `incident` added or replaced."""
+        return replace(self, incidents={**self.incidents, incident.id: incident})
+
+    def with_plan(self, plan: PlanState) -> "ClusterState":
+        """The state with `plan` added or replaced."""
+        return replace(self, plans={**self.plans, plan.plan.id: plan})

@@ -55,6 +55,11 @@ class ErrorKind(StrEnum):
     OTHER = "other"
 
 
+def severity_name(severity: Severity | None) -> str:
+    """`SEV2`, or a dash for planned changes."""
+    return severity.name if severity is not None else "-"
+
+
 _K, _S = ErrorKind, Severity
 DEFAULT_SEVERITY: Mapping[ErrorKind, Severity] = MappingProxyType(
     {

@@ -145,8 +145,9 @@ class JobState:
 
     `generation` is the newest one that a plan has decided: the fencing token. `assignment` is where that (or, while a
     transition runs, the previous) generation lives; `pending` where the running transition moves it.
-    `failed_at` is the iteration at which it last failed; `stuck_restarts` counts the failures since then that came
-    without a new iteration. `restored` tells whether this submission has chosen where to begin.
+    `iteration` is the last one that the journal knows of, `failed_at` the one at which the job last failed, and
+    `stuck_restarts` counts the failures since then that came without a new iteration. `restored` tells whether
+    this submission has chosen where to begin.
     """
 
     spec: JobSpec
@@ -154,6 +155,7 @@ class JobState:
     generation: int = 0
     assignment: Assignment | None = None
     pending: Assignment | None = None
+    iteration: int = -1
     failed_at: int | None = None
     stuck_restarts: int = 0
     restored: bool = False

@@ -1,11 +1,12 @@
 """The fold: how each event of the journal changes the state of the cluster."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import reduce
 from typing import TypeVar, assert_never
 
-from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus, Node, NodeStatus, PlanState
+from unicron_lib.domain.carrying_out import plan_decided, recovery_completed, step_completed
+from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus, Node, NodeStatus
 from unicron_lib.domain.events import (
     Event,
     FailureDetected,
@@ -21,10 +22,9 @@ from unicron_lib.domain.events import (
     RecoveryCompleted,
     StepCompleted,
 )
-from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure, Severity
+from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 from unicron_lib.domain.jobs import ENDED, JobState, JobStatus
-from unicron_lib.domain.plans import Plan, StepKind, content_id
-from unicron_lib.errors import IllegalTransition
+from unicron_lib.domain.plans import content_id
 
 V = TypeVar("V")
 FAULT_AGE_S = 300.0
@@ -63,27 +63,15 @@ def _after(state: ClusterState, event: Event) -> ClusterState:  # noqa: PLR0911,
         case JobFinished() | JobCancelled():
             return _job_ended(state, event)
         case PlanDecided():
-            return _plan_decided(state, event)
+            return plan_decided(state, event)
         case StepCompleted():
-            return _step_completed(state, event)
+            return step_completed(state, event)
         case RecoveryCompleted():
-            return _recovery_completed(state, event)
+            return recovery_completed(state, event)
         case FaultInjected():
-            return replace(state, faults=_put(state.faults, event.target, event.at))
+            return replace(state, faults={**state.faults, event.target: event.at})
         case _:
             assert_never(event)
-
-
-def _put(table: Mapping[str, V], key: str, value: V) -> dict[str, V]:
-    return {**table, key: value}
-
-
-def _with_job(state: ClusterState, name: str, job: JobState) -> ClusterState:
-    return replace(state, jobs=_put(state.jobs, name, job))
-
-
-def _with_incident(state: ClusterState, incident: Incident) -> ClusterState:
-    return replace(state, incidents=_put(state.incidents, incident.id, incident))
 
 
 # --- nodes -----------------------------------------------------------------------------------------------------------
@@ -96,11 +84,11 @@ def _node_joined(state: ClusterState, event: NodeJoined) -> ClusterState:
     node = Node(id=event.node, boot=event.boot, address=event.address, num_gpus=event.num_gpus, since=event.at)
     if before and before.status is NodeStatus.QUARANTINED:  # a new agent does not mend the hardware
         kept = replace(node, status=before.status, since=before.since, reason=before.reason)
-        return replace(state, nodes=_put(state.nodes, node.id, kept))
+        return state.with_node(kept)
     if before and before.status is not NodeStatus.LOST:
         state = _failure(state, _lost_unnoticed(before, event), event.at)
-    state = replace(state, nodes=_put(state.nodes, node.id, node))
-    return _with_incident(state, _planned_change(event, node=event.node))
+    state = state.with_node(node)
+    return state.with_incident(_planned_change(event, node=event.node))
 
 
 def _node_released(state: ClusterState, event: NodeReleased) -> ClusterState:
@@ -108,7 +96,7 @@ def _node_released(state: ClusterState, event: NodeReleased) -> ClusterState:
     if node is None or node.status is not NodeStatus.QUARANTINED:
         return state
     ready = replace(node, status=NodeStatus.READY, since=event.at, reason="")
-    return _with_incident(replace(state, nodes=_put(state.nodes, node.id, ready)), _planned_change(event, node=event.node))
+    return state.with_node(ready).with_incident(_planned_change(event, node=event.node))
 
 
 def _lost_unnoticed(before: Node, event: NodeJoined) -> Failure:
@@ -129,7 +117,7 @@ def _node_status(
     node = state.nodes.get(name)
     if node is None or node.boot != boot or node.status is not before:
         return state
-    return replace(state, nodes=_put(state.nodes, name, replace(node, status=after, since=at, reason=reason)))
+    return state.with_node(replace(node, status=after, since=at, reason=reason))
 
 
 # --- failures --------------------------------------------------------------------------------------------------------
@@ -142,11 +130,13 @@ def _failure(state: ClusterState, failure: Failure, at: float) -> ClusterState:
     if job is None or job.status in ENDED or failure.generation != job.generation:
         return state
     incident = _open_incident_of(state, failure.job)
-    state = _with_job(state, failure.job, _with_progress(job, failure, counts=incident is None))
+    state = state.with_job(_with_progress(job, failure, counts=incident is None))
     if incident is None:
         return _with_claimed_fault(state, _new_incident(failure, (failure.job,), at))
-    joined = replace(incident, failures=(*incident.failures, failure), updated_at=at)
-    return _with_claimed_fault(state, _reclassified(joined))
+    joined = _reclassified(replace(incident, failures=(*incident.failures, failure)))
+    if joined.root is failure:
+        joined = replace(joined, updated_at=at)
+    return _with_claimed_fault(state, joined)
 
 
 def _node_failure(state: ClusterState, failure: Failure, at: float) -> ClusterState:
@@ -155,7 +145,7 @@ def _node_failure(state: ClusterState, failure: Failure, at: float) -> ClusterSt
         return state
     if failure.kind is ErrorKind.NODE_LOST:
         lost = replace(node, status=NodeStatus.LOST, since=at, reason=failure.evidence)
-        state = replace(state, nodes=_put(state.nodes, node.id, lost))
+        state = state.with_node(lost)
     jobs = tuple(sorted(name for name, job in state.jobs.items() if node.id in job.nodes and job.status not in ENDED))
     return _absorb_echoes(state, _new_incident(failure, jobs, at))
 
@@ -165,7 +155,7 @@ def _absorb_echoes(state: ClusterState, incident: Incident) -> ClusterState:
     of_jobs = (i for i in state.open_incidents if i.root is not None and i.root.job is not None)
     explained = [i for i in of_jobs if set(i.jobs) & set(incident.jobs)]
     for part in explained:
-        state = _with_incident(state, replace(part, status=IncidentStatus.MERGED, merged_into=incident.id))
+        state = state.with_incident(replace(part, status=IncidentStatus.MERGED, merged_into=incident.id))
     failures = (*incident.failures, *(failure for part in explained for failure in part.failures))
     opened_at = min((incident.opened_at, *(part.opened_at for part in explained)))
     jobs = tuple(sorted({*incident.jobs, *(job for part in explained for job in part.jobs)}))
@@ -181,7 +171,7 @@ def _with_claimed_fault(state: ClusterState, incident: Incident) -> ClusterState
         target, at = max(fresh.items(), key=lambda item: item[1])
         state = replace(state, faults={name: when for name, when in state.faults.items() if name != target})
         incident = replace(incident, fault_at=at)
-    return _with_incident(state, incident)
+    return state.with_incident(incident)
 
 
 def _new_incident(failure: Failure, jobs: tuple[str, ...], at: float) -> Incident:
@@ -244,7 +234,7 @@ def _job_submitted(state: ClusterState, event: JobSubmitted) -> ClusterState:
     job = JobState(spec=event.spec, submission=event.submission)
     if before:
         job = replace(job, generation=before.generation, assignment=before.assignment, pending=before.pending)
-    return _with_incident(_with_job(state, name, job), _planned_change(event, job=name))
+    return state.with_job(job).with_incident(_planned_change(event, job=name))
 
 
 def _job_ended(state: ClusterState, event: JobFinished | JobCancelled) -> ClusterState:
@@ -258,107 +248,12 @@ def _job_ended(state: ClusterState, event: JobFinished | JobCancelled) -> Cluste
     else:
         if event.generation != job.generation:
             return state
-        job = replace(job, status=JobStatus.FINISHED, reason=f"all {job.spec.train_iters} iterations are done")
-    return _absorb_own_failures(_with_job(state, event.job, job), _planned_change(event, job=event.job))
+        job = replace(job, status=JobStatus.FINISHED, iteration=event.iteration, reason="all iterations are done")
+    return _absorb_own_failures(state.with_job(job), _planned_change(event, job=event.job))
 
 
 def _absorb_own_failures(state: ClusterState, incident: Incident) -> ClusterState:
     for part in state.open_incidents:
         if part.is_failure and part.jobs == incident.jobs:
-            state = _with_incident(state, replace(part, status=IncidentStatus.MERGED, merged_into=incident.id))
-    return _with_incident(state, incident)
-
-
-# --- plans -----------------------------------------------------------------------------------------------------------
-
-
-def _plan_decided(state: ClusterState, event: PlanDecided) -> ClusterState:
-    plan = event.plan
-    active = state.active_plan
-    if active and active.plan.id != event.supersedes:
-        raise IllegalTransition(f"plan {plan.id} cannot begin: {active.plan.id} is under way, decided at {active.decided_at}")
-    _refuse_outdated(state, event)
-    plans = dict(state.plans)
-    if active:
-        plans[active.plan.id] = replace(active, superseded_by=plan.id)
-    plans[plan.id] = PlanState(plan=plan, decided_at=event.at)
-    state = replace(state, plans=plans)
-    for name in plan.incidents:
-        incident = state.incidents[name]
-        state = _with_incident(state, replace(incident, status=IncidentStatus.PLANNED, plan=plan.id, note=plan.reason))
-    for name, reason in plan.quarantined.items():
-        node = replace(state.nodes[name], status=NodeStatus.QUARANTINED, since=event.at, reason=reason)
-        state = replace(state, nodes=_put(state.nodes, name, node))
-    return replace(state, jobs={name: _planned_job(name, job, plan) for name, job in state.jobs.items()})
-
-
-def _refuse_outdated(state: ClusterState, event: PlanDecided) -> None:
-    """What happened while a plan was being made may have overtaken it: then it is made anew."""
-    plan = event.plan
-    for name in plan.incidents:
-        incident = state.incidents[name]
-        taken_over = incident.status is IncidentStatus.PLANNED and incident.plan == event.supersedes
-        if incident.status is not IncidentStatus.OPEN and not taken_over:
-            raise IllegalTransition(f"plan {plan.id} answers {name}, which is {incident.status} by now")
-    for assignment in plan.assignments:
-        job = state.jobs[assignment.job]
-        if job.status in ENDED or job.generation >= assignment.generation:
-            raise IllegalTransition(
-                f"plan {plan.id} moves {assignment.job}, which is {job.status}, generation {job.generation}"
-            )
-        gone = [node for node in assignment.nodes if state.nodes[node].status is not NodeStatus.READY]
-        if gone:
-            raise IllegalTransition(f"plan {plan.id} puts {assignment.job} on {', '.join(gone)}, no longer ready")
-
-
-def _planned_job(name: str, job: JobState, plan: Plan) -> JobState:
-    generation = max((step.generation for step in plan.steps if step.job == name), default=job.generation)
-    job = replace(job, generation=max(generation, job.generation))
-    if job.status in ENDED:
-        return job
-    if name in plan.stopped:
-        return replace(job, status=JobStatus.FAILED, reason=plan.stopped[name])
-    if name in plan.paused:
-        return replace(job, status=JobStatus.QUEUED, reason="waits for GPUs")
-    assignment = plan.assignment_of(name)
-    return replace(job, status=JobStatus.RUNNING, pending=assignment, reason="") if assignment else job
-
-
-def _step_completed(state: ClusterState, event: StepCompleted) -> ClusterState:
-    plan = state.plans.get(event.plan)
-    step = next((s for s in plan.plan.steps if s.id == event.id), None) if plan else None
-    if plan is None or step is None:
-        raise IllegalTransition(f"step {event.id} of plan {event.plan} is done, but no such step was ever decided")
-    results = {**plan.results, step.id: event.result}
-    state = replace(state, plans=_put(state.plans, event.plan, replace(plan, results=results)))
-    job = state.jobs[step.job]
-    if not plan.is_active:
-        return state
-    if step.kind is StepKind.STOP:
-        return _with_job(state, step.job, replace(job, assignment=None))
-    if step.kind is StepKind.RESTORE:
-        return _with_job(state, step.job, replace(job, restored=True))
-    if step.kind is StepKind.LAUNCH:
-        return _with_job(state, step.job, replace(job, assignment=job.pending))
-    return state
-
-
-def _recovery_completed(state: ClusterState, event: RecoveryCompleted) -> ClusterState:
-    plan = state.plans.get(event.plan)
-    if plan is None or not plan.is_active:
-        raise IllegalTransition(f"plan {event.plan} is complete, but it is not the one under way ({state.active_plan})")
-    missing = [step.id for step in plan.plan.steps if step.id not in plan.results]
-    if missing:
-        raise IllegalTransition(f"plan {event.plan} is complete, but its steps {', '.join(missing)} are not done")
-    state = replace(state, plans=_put(state.plans, event.plan, replace(plan, finished_at=event.at)))
-    for name in plan.plan.incidents:
-        incident = replace(state.incidents[name], status=IncidentStatus.CLOSED, closed_at=event.at)
-        state = _with_incident(state, incident)
-    moved = {step.job for step in plan.plan.steps}
-    jobs = {name: replace(job, pending=None) if name in moved else job for name, job in state.jobs.items()}
-    return replace(state, jobs=jobs)
-
-
-def severity_name(severity: Severity | None) -> str:
-    """`SEV2`, or a dash for planned changes."""
-    return severity.name if severity is not None else "-"
+            state = state.with_incident(replace(part, status=IncidentStatus.MERGED, merged_into=incident.id))
+    return state.with_incident(incident)

@@ -10,9 +10,9 @@ from unicron_lib.domain.plans import StepKind
 class Timing:
     """Seconds of each phase; None where it has not happened, or where nobody knows when the fault began.
 
-    `detection_s` from the fault to the journal, `decision_s` to the plan, `transition_s` to the last step,
-    `first_iteration_s` from the fault (else from the journal entry) to the first new iteration of the last affected job.
-    `lost_iterations` had to be computed again, summed over the jobs.
+    `detection_s` from the fault to the journal entry of the root cause, `decision_s` from there to the plan,
+    `transition_s` to the last step, `first_iteration_s` from the fault (else from its first trace in the journal) to the
+    first new iteration of the last affected job. `lost_iterations` had to be computed again, summed over the jobs.
     """
 
     detection_s: float | None
@@ -29,8 +29,8 @@ def timing(state: ClusterState, incident: Incident) -> Timing:
     zero = incident.opened_at if began is None else began
     resumed = [float(at) for at in _results(plan, incident, StepKind.RESUME, "first_iteration_at")]
     return Timing(
-        detection_s=None if began is None else incident.opened_at - began,
-        decision_s=plan.decided_at - incident.opened_at if plan else None,
+        detection_s=None if began is None else incident.updated_at - began,
+        decision_s=plan.decided_at - incident.updated_at if plan else None,
         transition_s=plan.finished_at - plan.decided_at if plan and plan.finished_at else None,
         first_iteration_s=max(resumed) - zero if resumed else None,
         lost_iterations=sum(_lost(plan, incident, job) for job in incident.jobs),

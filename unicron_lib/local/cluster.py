@@ -23,6 +23,7 @@ from unicron_lib.local.site import Site
 RESTART_PAUSE_S = 0.5
 READY_S = 180.0
 LOOK_S = 0.1
+TELL_S = 10.0
 Say = Callable[[str], None]
 
 
@@ -62,7 +63,7 @@ class LocalCluster:
         for program in control_programs(self.site):
             self._start_control(program)
         self._keeper = asyncio.create_task(self._keep())
-        await self._until("the Prefect server", self._prefect_answers)
+        await self._until("the Prefect server, while the nodes import torch and megatron", self._prefect_answers)
         self._say(f"Prefect UI at {self.site.ui_url}")
         await self.deploy("--store-url", self.site.store_url, str(prefect_file))
         await self._until("the nodes", self._all_joined)
@@ -110,10 +111,13 @@ class LocalCluster:
                     self._start_control(program)
 
     async def _until(self, what: str, ready: Callable[[], Awaitable[bool]]) -> None:
-        deadline = time.monotonic() + READY_S
+        deadline, told = time.monotonic() + READY_S, time.monotonic()
         while not await ready():
             if time.monotonic() > deadline:
                 raise StartFailed(f"{what} did not come up within {READY_S:.0f} s: see {self.site.logs}")
+            if time.monotonic() > told + TELL_S:
+                self._say(f"waiting for {what}")
+                told = time.monotonic()
             self._raise_if_dead()
             await asyncio.sleep(LOOK_S)
 

@@ -21,6 +21,7 @@ from unicron_lib.local.cluster import LocalCluster, Say
 from unicron_lib.report import headline
 
 LOOK_S = 0.2
+TELL_S = 10.0
 PATIENCE_S = 180.0
 
 
@@ -182,11 +183,19 @@ class Demo:
         return self.journal.state
 
     async def _wait(self, what: str, ready: Callable[[], Awaitable[bool]]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline, told = time.monotonic() + PATIENCE_S, time.monotonic()
         while not await ready():
             if time.monotonic() > deadline:
                 raise DemoFailed(f"waited {PATIENCE_S:.0f} s in vain for {what}; logs are in {self.cluster.site.logs}")
+            if time.monotonic() > told + TELL_S:
+                self.say(f"waiting for {what}{await self._how_far()}")
+                told = time.monotonic()
             await asyncio.sleep(LOOK_S)
+
+    async def _how_far(self) -> str:
+        async with self.cluster.controller() as client:
+            progress = await client.progress()
+        return "".join(f"; {it.job} at iteration {it.iteration + 1}, loss {it.loss:.2f}" for it in progress)
 
     def _claim(self, claim: str, holds: bool, detail: str = "") -> None:  # noqa: FBT001
         self.checks.append(Check(claim=claim, ok=holds, detail=detail))

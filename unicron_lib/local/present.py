@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus, PlanState
-from unicron_lib.domain.journal import severity_name
+from unicron_lib.domain.failures import severity_name
 from unicron_lib.domain.timeline import timing
 from unicron_lib.local.checks import Check, loss_curve
 from unicron_lib.local.site import Site

@@ -76,12 +76,7 @@ class LocalCluster:
         return self._start(
             node,
             "unicron_lib.agent",
-            *(
-                "--controller",
-                self.agents_url,
-                "--token-file",
-                str(token_file or self.token_file),
-            ),
+            *("--controller", self.agents_url, "--token-file", str(token_file or self.token_file)),
             *("--node", node, "--address", "127.0.0.1", "--num-gpus", "2", "--run-dir", str(self.directory / "run")),
             *("--interface", "lo", "--rank-target", "fake_rank:main", "--rendezvous-target", "fake_rank:rendezvous", *more),
         )

@@ -187,6 +187,7 @@ async def _journalled(cluster: LocalCluster, wanted: list[str]) -> bool:
 
 async def test_a_node_that_was_known_before_a_restart_is_judged(cluster: LocalCluster) -> None:
     controller, agent = cluster.processes
+    await eventually(lambda: _journalled(cluster, ["node_joined"]), "its arrival is known")
     controller.kill()
     controller.wait()
     agent.terminate()

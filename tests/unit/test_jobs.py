@@ -1,0 +1,52 @@
+"""What a job's description may not say."""
+
+import pytest
+
+from unicron_lib.domain.jobs import JobSpec
+
+FLOATS = ("weight", "transition_s", "lr", "min_lr", "weight_decay", "clip_grad", "pace_s")
+
+
+@pytest.mark.parametrize("key", FLOATS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_are_finite(key: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"job 'a': {key} must be a finite number"):
+        JobSpec(job="a", **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("weight", 0.0),
+        ("weight", -1.0),
+        ("weight", 1.1e6),
+        ("lr", 0.0),
+        ("lr", -1e-3),
+        ("min_lr", -1e-9),
+        ("pace_s", -0.1),
+        ("transition_s", -1.0),
+        ("max_restarts", -1),
+        ("train_iters", 0),
+        ("load", "newest"),
+        ("params_dtype", "int8"),
+        ("job", "A b"),
+    ],
+)
+def test_a_value_out_of_range_is_named(key: str, value: object) -> None:
+    spec = {"job": "a", key: value}
+    with pytest.raises(ValueError, match="job's name" if key == "job" else key):
+        JobSpec(**spec)
+
+
+@pytest.mark.parametrize("table", [{2: float("nan")}, {2: float("inf")}, {2: -1.0}, {0: 1.0}, {2: 1.1e24}], ids=str)
+def test_throughput_is_finite_and_of_at_least_one_gpu(table: dict[int, float]) -> None:
+    with pytest.raises(ValueError, match="throughput_flops"):
+        JobSpec(job="a", throughput_flops=table)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("weight", 1e6), ("weight", 1e-9), ("min_lr", 0.0), ("pace_s", 0.0), ("transition_s", 0.0), ("load", "latest")],
+)
+def test_the_edges_are_allowed(key: str, value: object) -> None:
+    assert getattr(JobSpec(**{"job": "a", key: value}), key) == value
