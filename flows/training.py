@@ -14,7 +14,7 @@ from tasks.reporting import report_progress
 from tasks.services import services
 from unicron_lib.detection.stall import Pace
 from unicron_lib.domain.cluster import ClusterState
-from unicron_lib.domain.events import JobCancelled, JobSubmitted
+from unicron_lib.domain.events import JobCancelled, submitted
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 from unicron_lib.domain.jobs import ENDED, JobSpec, JobState, JobStatus
 from unicron_lib.errors import ControllerError, StoreError, UnicronError, UserError
@@ -55,12 +55,11 @@ async def _refresh() -> ClusterState:
 
 async def _submit(job: JobSpec, submission: str) -> None:
     present = (await _refresh()).jobs.get(job.job)
-    if present is None or present.status in ENDED:
-        event = JobSubmitted(id=f"submitted/{job.job}/{submission}", at=time.time(), submission=submission, spec=job)
-        await publish(event)
+    if present is None or (present.status in ENDED and present.submission != submission):
+        await publish(submitted(job, submission=submission, at=time.time()))
         present = (await _refresh()).jobs[job.job]
-        if present.submission == submission:
-            return
+    if present.submission == submission:
+        return
     if present.spec != job:
         raise UserError(f"the name {job.job} is taken by a job that is {present.status}: cancel it or choose another name")
     get_run_logger().info("%s is %s already: this run watches it", job.job, present.status)

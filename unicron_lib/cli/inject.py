@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 import typer
 
 from unicron_lib.cli.options import AsJson, print_json, say
+from unicron_lib.cli.target import find_target
 from unicron_lib.errors import ControllerError, UserError
 
 if TYPE_CHECKING:
@@ -22,23 +23,19 @@ def inject(
 ) -> None:
     """Inject a fault into a rank or a node, journalled, so that the incident's clock has a zero."""
     from unicron_lib.agent.messages import InjectFault
-    from unicron_lib.cli.look import open_journal
-    from unicron_lib.config import read_token
-    from unicron_lib.controller.client import ControllerClient
     from unicron_lib.domain.events import FaultInjected
-    from unicron_lib.local.site import load_site
 
     if kind not in get_args(Fault):
         raise UserError(f"unknown fault {kind!r}: choose one of {', '.join(get_args(Fault))}")
-    site = load_site()
-    journal = open_journal(site)
+    cluster = find_target()
+    journal = cluster.journal()
     node, job, rank = locate(journal.refresh(), kind, target)
     at = time.time()
     journal.append(FaultInjected(id=f"fault/{target}/{at:.6f}", at=at, kind=kind, target=target))
     command = InjectFault(step=f"inject/{at:.6f}", fault=cast("Fault", kind), job=job, rank=rank)
 
     async def send() -> None:
-        async with ControllerClient(site.controller_url, read_token(site.token_file)) as client:
+        async with cluster.client() as client:
             try:
                 await client.command(node, command, timeout_s=10)
             except ControllerError:

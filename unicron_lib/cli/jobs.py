@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from unicron_lib.cli.options import AsJson, print_json, say
+from unicron_lib.cli.target import find_target
 from unicron_lib.errors import UserError
 
 
@@ -15,20 +16,22 @@ def submit(
     file: Annotated[Path, typer.Argument(help="A job's deployment YAML, see infra/jobs.")], as_json: AsJson = False
 ) -> None:
     """Check a job's file, deploy it to Prefect and start its train run."""
-    from unicron_lib.cli.look import read_state
+    from unicron_lib.domain.events import submitted
     from unicron_lib.domain.jobs import ENDED
     from unicron_lib.jobfile import read_jobs
     from unicron_lib.local.cluster import deploy
-    from unicron_lib.local.site import load_site
 
     specs = read_jobs(file)
-    site = load_site()
-    state = read_state(site)
+    target = find_target()
+    journal = target.journal()
+    state = journal.refresh()
     for spec in specs:
         present = state.jobs.get(spec.job)
         if present and present.status not in ENDED:
             raise UserError(f"the name {spec.job} is taken by a job that is {present.status}: cancel it or choose another name")
-    runs = asyncio.run(deploy(site.environment(), "--run", str(file)))
+    runs = asyncio.run(deploy(target.env, "--run", str(file)))
+    for spec, run in zip(specs, runs, strict=True):  # from here on the job is known, whatever becomes of its run
+        journal.append(submitted(spec, submission=run["flow_run"], at=time.time()))
     if as_json:
         print_json({"runs": runs})
     else:
@@ -38,12 +41,10 @@ def submit(
 
 def cancel(job: Annotated[str, typer.Argument(help="The job's name.")], as_json: AsJson = False) -> None:
     """End a job: its ranks save a checkpoint and stop, its GPUs go to the others."""
-    from unicron_lib.cli.look import open_journal
     from unicron_lib.domain.events import JobCancelled
     from unicron_lib.domain.jobs import ENDED
-    from unicron_lib.local.site import load_site
 
-    journal = open_journal(load_site())
+    journal = find_target().journal()
     present = journal.refresh().jobs.get(job)
     if present is None or present.status in ENDED:
         known = ", ".join(sorted(name for name, it in journal.state.jobs.items() if it.status not in ENDED)) or "none"

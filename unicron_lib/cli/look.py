@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unicron_lib.cli.options import AsJson, console, print_json
+from unicron_lib.cli.target import Target, find_target
 from unicron_lib.errors import ControllerError, UserError
 
 if TYPE_CHECKING:
@@ -15,41 +16,33 @@ if TYPE_CHECKING:
 
     from unicron_lib.controller.views import JobProgress
     from unicron_lib.domain.cluster import ClusterState, Incident
-    from unicron_lib.journal import Journal
-    from unicron_lib.local.site import Site
 
 
 def status(
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until Ctrl-C.")] = False, as_json: AsJson = False
 ) -> None:
     """Nodes, jobs and open incidents."""
-    from unicron_lib.local.site import load_site
-
-    site = load_site()
+    target = find_target()
     if as_json:
-        state = read_state(site)
-        rows = {"nodes": node_rows(state), "jobs": job_rows(state, _live(site)), "incidents": incident_rows(state)}
-        print_json({**rows, "ui_url": site.ui_url, "journal_seq": state.seq})
+        state = read_state(target)
+        rows = {"nodes": node_rows(state), "jobs": job_rows(state, _live(target)), "incidents": incident_rows(state)}
+        print_json({**rows, "ui_url": target.ui_url, "journal_seq": state.seq})
     elif watch:
-        _watch(site)
+        _watch(target)
     else:
-        print_tables(*_tables(site))
+        print_tables(*_tables(target))
 
 
 def jobs(as_json: AsJson = False) -> None:
     """The jobs, where they run and how far they are."""
-    from unicron_lib.local.site import load_site
-
-    site = load_site()
-    rows = job_rows(read_state(site), _live(site))
+    target = find_target()
+    rows = job_rows(read_state(target), _live(target))
     print_json({"jobs": rows}) if as_json else print_tables(_table("jobs", rows))
 
 
 def incidents(as_json: AsJson = False) -> None:
     """All incidents, the newest last."""
-    from unicron_lib.local.site import load_site
-
-    rows = incident_rows(read_state(load_site()))
+    rows = incident_rows(read_state(find_target()))
     print_json({"incidents": rows}) if as_json else print_tables(_table("incidents", rows))
 
 
@@ -58,10 +51,9 @@ def explain(
 ) -> None:
     """What happened, what was decided, and why."""
     from unicron_lib.journal import dump_state
-    from unicron_lib.local.site import load_site
     from unicron_lib.report import incident_markdown
 
-    state = read_state(load_site())
+    state = read_state(find_target())
     name = _find(state, incident)
     if as_json:
         dumped: Any = dump_state(state)
@@ -74,7 +66,8 @@ def explain(
 
 def _find(state: "ClusterState", wanted: str) -> str:
     if wanted == "last" and state.incidents:
-        return max(state.incidents.values(), key=lambda it: it.opened_at).id
+        whole = (it for it in state.incidents.values() if it.merged_into is None)
+        return max(whole, key=lambda it: it.opened_at).id
     matches = [name for name in state.incidents if name.startswith(wanted)]
     if len(matches) != 1:
         known = ", ".join(list(state.incidents)[-5:]) or "none"
@@ -82,25 +75,15 @@ def _find(state: "ClusterState", wanted: str) -> str:
     return matches[0]
 
 
-def open_journal(site: "Site") -> "Journal":
-    """The journal of a local cluster."""
-    from unicron_lib.adapters.stores import open_store
-    from unicron_lib.journal import Journal
-
-    return Journal(open_store(site.store_url))
-
-
-def read_state(site: "Site") -> "ClusterState":
+def read_state(target: Target) -> "ClusterState":
     """The folded journal."""
-    return open_journal(site).refresh()
+    return target.journal().refresh()
 
 
-def _live(site: "Site") -> "dict[str, JobProgress]":
-    from unicron_lib.config import read_token
-    from unicron_lib.controller.client import ControllerClient
+def _live(target: Target) -> "dict[str, JobProgress]":
 
     async def ask() -> "dict[str, JobProgress]":
-        async with ControllerClient(site.controller_url, read_token(site.token_file)) as client:
+        async with target.client() as client:
             return {live.job: live for live in await client.progress()}
 
     try:
@@ -178,10 +161,10 @@ def _incident_row(state: "ClusterState", incident: "Incident") -> dict[str, Any]
     }
 
 
-def _tables(site: "Site") -> "list[Table]":
-    state = read_state(site)
+def _tables(target: Target) -> "list[Table]":
+    state = read_state(target)
     unfinished = [row for row in incident_rows(state) if row["status"] in {"open", "planned"}]
-    tables = [nodes_table(state), _table("jobs", job_rows(state, _live(site)))]
+    tables = [nodes_table(state), _table("jobs", job_rows(state, _live(target)))]
     return [*tables, _table("open incidents", unfinished)] if unfinished else tables
 
 
@@ -213,11 +196,11 @@ def print_tables(*tables: "Table") -> None:
         console().print(table)
 
 
-def _watch(site: "Site") -> None:
+def _watch(target: Target) -> None:
     from rich.console import Group
     from rich.live import Live
 
     with Live(refresh_per_second=2) as live:
         while True:
-            live.update(Group(*_tables(site)))
+            live.update(Group(*_tables(target)))
             time.sleep(1)

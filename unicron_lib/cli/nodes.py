@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unicron_lib.cli.options import AsJson, print_json, say
+from unicron_lib.cli.target import Target, find_target
 from unicron_lib.errors import UserError
 
 if TYPE_CHECKING:
     from unicron_lib.domain.cluster import ClusterState, Node
-    from unicron_lib.local.site import Site
 
 
 def nodes(
@@ -20,24 +20,22 @@ def nodes(
 ) -> None:
     """The nodes and how they are; with --release, take a repaired one back."""
     from unicron_lib.cli.look import node_rows, nodes_table, print_tables, read_state
-    from unicron_lib.local.site import load_site
 
-    site = load_site()
+    target = find_target()
     if release:
-        _release(site, release)
+        _release(target, release)
         print_json({"node": release, "status": "ready"}) if as_json else say(f"{release} may get ranks again")
         return
-    state = read_state(site)
+    state = read_state(target)
     print_json({"nodes": node_rows(state)}) if as_json else print_tables(nodes_table(state))
 
 
-def _release(site: "Site", name: str) -> None:
-    from unicron_lib.cli.look import open_journal
+def _release(target: Target, name: str) -> None:
     from unicron_lib.domain.events import NodeReleased
 
-    journal = open_journal(site)
+    journal = target.journal()
     node = quarantined(journal.refresh(), name)
-    if name not in asyncio.run(_connected(site)):
+    if name not in asyncio.run(_connected(target)):
         raise UserError(f"the agent of {name} has no connection to the controller: start it, then release the node")
     at = time.time()
     journal.append(NodeReleased(id=f"released/{name}/{node.boot}/{at:.3f}", at=at, node=name))
@@ -56,9 +54,6 @@ def quarantined(state: "ClusterState", name: str) -> "Node":
     return node
 
 
-async def _connected(site: "Site") -> frozenset[str]:
-    from unicron_lib.config import read_token
-    from unicron_lib.controller.client import ControllerClient
-
-    async with ControllerClient(site.controller_url, read_token(site.token_file)) as client:
+async def _connected(target: Target) -> frozenset[str]:
+    async with target.client() as client:
         return frozenset(view.node for view in await client.nodes() if view.connected)

@@ -82,6 +82,11 @@ class JobSubmitted:
     type: Literal["job_submitted"] = "job_submitted"
 
 
+def submitted(spec: JobSpec, *, submission: str, at: float) -> JobSubmitted:
+    """The event of a submission, the same whoever journals it first: the command or the train run."""
+    return JobSubmitted(id=f"submitted/{spec.job}/{submission}", at=at, submission=submission, spec=spec)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFinished:
     """All ranks of a generation completed `train_iters`."""

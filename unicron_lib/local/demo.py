@@ -9,7 +9,7 @@ from pathlib import Path
 from unicron_lib.adapters.stores import open_store
 from unicron_lib.agent.messages import InjectFault
 from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus, NodeStatus, PlanState
-from unicron_lib.domain.events import FaultInjected, Scalar
+from unicron_lib.domain.events import FaultInjected, Scalar, submitted
 from unicron_lib.domain.failures import Severity
 from unicron_lib.domain.jobs import ENDED, JobSpec
 from unicron_lib.domain.plans import PlanKind, StepKind
@@ -61,7 +61,10 @@ class Demo:
         )
 
     async def _submit(self) -> None:
-        await self.cluster.deploy("--run", *(str(file) for file in self.files))
+        runs = await self.cluster.deploy("--run", *(str(file) for file in self.files))
+        for spec, run in zip((self.a, self.b), runs, strict=True):
+            event = submitted(spec, submission=run["flow_run"], at=time.time())
+            await asyncio.to_thread(self.journal.append, event)
         self.say(f"submitted {self.a.job} and {self.b.job}: each a Prefect deployment with a long-lived train run")
         full = self.cluster.site.num_nodes * self.cluster.site.gpus_per_node
         await self._until("both jobs on all GPUs", lambda state: _is_calm(state) and _gpus(state) == full)
