@@ -15,7 +15,7 @@ import httpx
 from unicron_lib.adapters.stores import create_store
 from unicron_lib.config import read_token
 from unicron_lib.controller.client import ControllerClient
-from unicron_lib.errors import ControllerError, UnicronError
+from unicron_lib.errors import ControllerError, UnicronError, UserError
 from unicron_lib.local.processes import Program, start, sweep, tail
 from unicron_lib.local.programs import agent_program, control_programs, store_program
 from unicron_lib.local.site import Site
@@ -24,6 +24,7 @@ RESTART_PAUSE_S = 0.5
 READY_S = 180.0
 LOOK_S = 0.1
 TELL_S = 10.0
+USAGE = 2
 Say = Callable[[str], None]
 
 
@@ -144,14 +145,15 @@ class LocalCluster:
 
 
 async def deploy(env: Mapping[str, str], *arguments: str) -> list[Any]:
-    """Run `flows.deployments` in a process of its own (importing Prefect takes seconds). Raises StartFailed."""
+    """Run `flows.deployments` in a process of its own (importing Prefect takes seconds). Raises UserError, StartFailed."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "flows.deployments", *arguments, env=dict(env), stdout=-1, stderr=-1
     )
     out, err = await process.communicate()
     if process.returncode:
         words = err.decode(errors="replace").strip().splitlines()
-        raise StartFailed(words[-1].removeprefix("unicron: ") if words else "the deployment failed without a word")
+        told = words[-1].removeprefix("unicron: ") if words else "the deployment failed without a word"
+        raise UserError(told) if process.returncode == USAGE else StartFailed(told)
     result: list[Any] = json.loads(out.decode().splitlines()[-1])
     return result
 
