@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from unicron_lib.agent.access import read_token
 from unicron_lib.errors import UserError
 
 DEFAULT_MTBF_GPU_S = 6.2e7
@@ -47,17 +48,6 @@ class Settings:
             granularity_gpus=granularity,
             **numbers,
         )
-
-
-def read_token(path: Path) -> str:
-    """The shared secret of agents, controller and flows. Raises UserError if the file is missing or empty."""
-    try:
-        token = path.read_text().strip()
-    except OSError as error:
-        raise UserError(f"the token file {path} cannot be read ({error.strerror}): create it, mode 0600") from error
-    if not token:
-        raise UserError(f"the token file {path} is empty: write a long random word into it")
-    return token
 
 
 def _required(env: Mapping[str, str], key: str) -> str:

@@ -17,9 +17,8 @@ from unicron_lib.domain.events import (
 )
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 from unicron_lib.domain.jobs import JobSpec
-from unicron_lib.domain.journal import fold
 from unicron_lib.domain.plans import Plan
-from unicron_lib.domain.recovery import decide
+from unicron_lib.domain.recovery import decide, on_event
 from unicron_lib.planning.planner import make_plan
 
 TABLE = {2: 0.50e9, 4: 0.90e9, 6: 1.08e9, 8: 1.20e9}
@@ -35,7 +34,8 @@ class Scene:
     counter: int = 0
 
     def tell(self, event: Event) -> None:
-        self.state = fold(self.state, event)
+        self.state, action = on_event(self.state, event)
+        assert action == decide(self.state, event.at)
         self.events.append(event)
 
     def new_id(self, what: str) -> str:

@@ -38,7 +38,8 @@ class Target:
 
 def find_target(env: Mapping[str, str] = os.environ) -> Target:
     """The cluster to speak to. Raises UserError if there is none, or if the environment names only a part of one."""
-    from unicron_lib.config import Settings, read_token
+    from unicron_lib.agent.access import read_token
+    from unicron_lib.config import Settings
 
     if any(env.get(name) for name in NAMED_BY):
         settings = Settings.from_env(env)

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from unicron_lib.adapters.stores import create_store
-from unicron_lib.config import read_token
+from unicron_lib.agent.access import read_token
 from unicron_lib.controller.client import ControllerClient
 from unicron_lib.errors import ControllerError, UnicronError, UserError
 from unicron_lib.local.processes import Program, start, sweep, tail

@@ -143,7 +143,12 @@ async def test_drain_does_not_wait_for_the_parked_the_dead_and_the_hung(cluster:
     await cluster.observation("rank_exited", job)
     await cluster.observation("rank_failed", job)
     hung = await cluster.client.command("n0", InjectFault(step=f"{job}-x", fault="hang", job=job, rank=0))
-    assert psutil.Process(int(str(hung.result["pid"]))).status() == psutil.STATUS_STOPPED
+    process = psutil.Process(int(str(hung.result["pid"])))
+
+    async def is_stopped() -> bool:
+        return process.status() == psutil.STATUS_STOPPED
+
+    await eventually(is_stopped, "the rank is stopped")
     reply = await cluster.client.command("n0", DrainRanks(step=f"{job}-d", job=job, below_generation=4, deadline_s=0.3))
     ranks = reply.result["ranks"]
     assert isinstance(ranks, list)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import yaml
 
-from unicron_lib.config import read_token
+from unicron_lib.agent.access import read_token
 from unicron_lib.controller.client import ControllerClient
 from unicron_lib.domain.cluster import ClusterState, IncidentStatus
 from unicron_lib.domain.jobs import JobStatus
