@@ -27,15 +27,17 @@ class JobFailed(UnicronError):
 
 
 @flow(name="train", flow_run_name="train {job.job}", description="One training job, from its submission to its end.")
-async def train(job: JobSpec) -> str | State[None]:
+async def train(job: JobSpec, submission: str = "") -> str | State[None]:
     """Submit `job` (or adopt it if it already runs), watch its health, and return how it ended.
 
+    With `submission` it takes the place of that one's run, which died: it watches and never submits.
     Raises UserError if another job has the name, JobFailed if the job was stopped.
     """
-    await _submit(job, submission=str(flow_run.id or f"local-{time.time_ns()}"))
+    if not submission:
+        submission = await _submit(job, submission=str(flow_run.id or f"local-{time.time_ns()}"))
     watchers = [asyncio.create_task(watch(job.job)) for watch in (_watch_ranks, _watch_pace, _watch_progress)]
     try:
-        ended = await _wait_for_end(job.job)
+        ended = await _wait_for_end(job.job, submission)
     except asyncio.CancelledError:
         await _cancel_if_asked(job.job)
         raise
@@ -53,23 +55,23 @@ async def _refresh() -> ClusterState:
     return await asyncio.to_thread(services().journal.refresh)
 
 
-async def _submit(job: JobSpec, submission: str) -> None:
+async def _submit(job: JobSpec, submission: str) -> str:
+    """Journal the job under `submission` unless that is done or the same job runs; the submission to watch."""
     present = (await _refresh()).jobs.get(job.job)
     if present is None or (present.status in ENDED and present.submission != submission):
         await publish(submitted(job, submission=submission, at=time.time()))
         present = (await _refresh()).jobs[job.job]
-    if present.submission == submission:
-        return
-    if present.spec != job:
+    if present.submission != submission and present.spec != job:
         raise UserError(f"the name {job.job} is taken by a job that is {present.status}: cancel it or choose another name")
-    get_run_logger().info("%s is %s already: this run watches it", job.job, present.status)
+    return present.submission
 
 
-async def _wait_for_end(name: str) -> JobState:
+async def _wait_for_end(name: str, submission: str) -> JobState:
+    """The job's last state, or that of a newer submission once there is one."""
     while True:
         with contextlib.suppress(StoreError):  # the store may be away for a while, the job trains on
             job = (await _refresh()).jobs[name]
-            if job.status in ENDED:
+            if job.status in ENDED or job.submission != submission:
                 return job
         await asyncio.sleep(LOOK_S)
 

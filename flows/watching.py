@@ -23,6 +23,7 @@ from unicron_lib.jobfile import job_spec
 UNWATCHED_S = 20.0
 """A train run asks for the observations of its job at least every 10 s."""
 START_S = 90.0
+"""A train run that nobody has seen yet may still be starting."""
 LOOK_S = 5.0
 log = logging.getLogger("unicron.watching")
 
@@ -54,9 +55,9 @@ async def _look(grace: dict[str, float]) -> None:
     ages = await services().controller.watchers()
     now = time.monotonic()
     for name, job in state.jobs.items():
-        if job.status in ENDED or ages.get(name, UNWATCHED_S + 1) < UNWATCHED_S:
+        if job.status in ENDED or ages.get(name, UNWATCHED_S) < UNWATCHED_S:
             grace.pop(name, None)
-        elif now > grace.setdefault(name, now + UNWATCHED_S) and await prefect_answers():
+        elif now > grace.setdefault(name, now + (UNWATCHED_S if name in ages else START_S)) and await prefect_answers():
             grace[name] = now + START_S
             try:
                 await _start_another_run(name, job)
@@ -71,7 +72,7 @@ async def _start_another_run(name: str, job: JobState) -> None:
             log.warning("%s was not submitted through a deployment: nothing watches it", name)
             return
         await _bury(client, submitted.deployment_id)
-        parameters = {"job": job_spec.dump_python(job.spec, mode="json")}
+        parameters = {"job": job_spec.dump_python(job.spec, mode="json"), "submission": job.submission}
         run = await client.create_flow_run_from_deployment(submitted.deployment_id, parameters=parameters)
     log.warning("the train run of %s is gone: %s watches it from now on", name, run.name)
 

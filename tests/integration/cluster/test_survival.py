@@ -15,20 +15,10 @@ from unicron_lib.domain.plans import StepKind
 SIZES = {"big": 4, "small": 2}
 
 
-def pids_of_ranks(cluster):
-    return {(r["job"], r["rank"]): r["pid"] for r in ranks(cluster)}
-
-
-def ranks(cluster):
-    found = []
-    for process in psutil.process_iter():
-        try:
-            env = process.environ()
-        except psutil.Error:
-            continue
-        if "UNICRON_GENERATION" in env and env.get("UNICRON_CLUSTER_ID") == cluster.site.cluster_id:
-            found.append({"job": env["UNICRON_JOB_ID"], "rank": int(env["RANK"]), "pid": process.pid})
-    return found
+def pid_of_rank(cluster, job, rank):
+    """By the controller's word."""
+    found = (it for node in cluster.ask(lambda client: client.nodes()) for it in node.ranks)
+    return next(it.pid for it in found if (it.job, it.rank) == (job, rank))
 
 
 @pytest.mark.parametrize("part", ["recovery", "controller", "prefect-server"])
@@ -130,7 +120,7 @@ def test_a_store_that_is_away_stops_no_training_and_loses_nothing(pair):
     before = pair.iterations()
     away = store.rename(store.with_name("store-away"))
     try:
-        os.kill(pids_of_ranks(pair)["big", 1], signal.SIGKILL)
+        os.kill(pid_of_rank(pair, "big", 1), signal.SIGKILL)
         pair.wait("the other job to train on", lambda: live(pair)["small"] > before["small"] + 5)
         assert not store.exists(), "nobody may begin an empty journal in its place"
     finally:
