@@ -68,8 +68,13 @@ class Demo:
         self.say(f"submitted {self.a.job} and {self.b.job}: each a Prefect deployment with a long-lived train run")
         full = self.cluster.site.num_nodes * self.cluster.site.gpus_per_node
         await self._until("both jobs on all GPUs", lambda state: _is_calm(state) and _gpus(state) == full)
+        await self._wait("their train runs to watch them", self._are_watched)
         await self._iterate(3)
         await self._tell_sizes()
+
+    async def _are_watched(self) -> bool:
+        async with self.cluster.controller() as client:
+            return {self.a.job, self.b.job} <= (await client.watchers()).keys()
 
     async def _crash_a_rank(self) -> None:
         state = await self._state()
