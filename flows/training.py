@@ -12,6 +12,7 @@ from prefect.states import Cancelled
 from tasks.health import publish, report_failure, report_task
 from tasks.reporting import report_progress
 from tasks.services import services
+from unicron_lib.detection.measured import measurements
 from unicron_lib.detection.stall import Pace
 from unicron_lib.domain.cluster import ClusterState
 from unicron_lib.domain.events import JobCancelled, submitted
@@ -137,11 +138,14 @@ async def _watch_pace(name: str) -> None:
 
 
 async def _watch_progress(name: str) -> None:
-    """A progress bar on the run's page."""
+    """A progress bar on the run's page, and what the job turned out to achieve into the journal."""
 
     async def look() -> None:
         live = (await services().live()).get(name)
-        await report_progress((await _refresh()).jobs[name], live)
+        job = (await _refresh()).jobs[name]
+        await report_progress(job, live)
+        for event in measurements(job, live.measured_flops if live else {}, time.time()):
+            await asyncio.to_thread(services().journal.append, event)
 
     await _for_ever(look, pause_s=5.0)
 

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from math import isfinite
 
 from prefect import task
 
@@ -11,7 +10,6 @@ from tasks.services import services
 from unicron_lib.domain.actions import Respond
 from unicron_lib.domain.events import PlanDecided, RecoveryCompleted
 from unicron_lib.domain.plans import Plan
-from unicron_lib.errors import ControllerError
 from unicron_lib.planning.planner import make_plan
 
 log = logging.getLogger("unicron.planning")
@@ -26,7 +24,7 @@ async def decide_plan(respond: Respond) -> Plan:
         make_plan,
         state,
         respond,
-        measured=await _measured(),
+        measured={name: job.measured for name, job in state.jobs.items()},
         mtbf_gpu_s=found.settings.mtbf_gpu_s,
         granularity_gpus=found.settings.granularity_gpus or None,
         time_limit_s=found.settings.solve_limit_s,
@@ -43,12 +41,3 @@ async def complete(plan: str) -> None:
     """Journal that all steps of `plan` are done: its incidents are closed."""
     done = RecoveryCompleted(id=f"done/{plan}", at=time.time(), plan=plan)
     await asyncio.to_thread(services().journal.append, done)
-
-
-async def _measured() -> dict[str, dict[int, float]]:
-    """FLOP/s by number of GPUs that the jobs themselves measured; nothing if the controller is away."""
-    try:
-        progress = await services().live()
-    except ControllerError:
-        return {}
-    return {job: {x: t for x, t in live.measured_flops.items() if isfinite(t)} for job, live in progress.items()}

@@ -1,15 +1,18 @@
 """The journal on a store: one winner a number, an id once, snapshots, and nothing illegal ever written."""
 
 import threading
+from typing import get_args
 
 import pytest
 from scenes import running_pair
 
 from unicron_lib import journal as journal_module
 from unicron_lib.adapters.files import FileStore
+from unicron_lib.detection.measured import measurements
 from unicron_lib.domain.cluster import ClusterState
-from unicron_lib.domain.events import NodeJoined, RecoveryCompleted
+from unicron_lib.domain.events import Event, NodeJoined, RecoveryCompleted
 from unicron_lib.domain.failures import ErrorKind
+from unicron_lib.domain.journal import FOLDS
 from unicron_lib.errors import IllegalTransition
 from unicron_lib.journal import Journal, event_json, state_json
 
@@ -88,3 +91,20 @@ def test_events_and_state_survive_json():
     for event in scene.events:
         assert event_json.validate_json(event_json.dump_json(event)) == event
     assert state_json.validate_json(state_json.dump_json(scene.state)) == scene.state
+
+
+def test_what_a_job_achieved_is_known_to_planning_whatever_is_restarted(tmp_path):
+    scene = running_pair()
+    job = scene.state.jobs["gpt-a"]
+    news = list(measurements(job, {2: 4.0e8, 4: 9.0e8, 8: float("nan")}, now=scene.now))
+    assert [(event.num_gpus, event.flops) for event in news] == [(2, 4.0e8), (4, 9.0e8)]
+    for event in news:
+        scene.tell(event)
+    known = scene.state.jobs["gpt-a"]
+    assert known.measured == {2: 4.0e8, 4: 9.0e8}
+    assert not list(measurements(known, {2: 4.1e8, 4: 9.0e8}, now=scene.now)), "a few per cent are no news"
+    assert [event.num_gpus for event in measurements(known, {2: 5.0e8}, now=scene.now)] == [2]
+
+
+def test_every_event_has_its_fold():
+    assert set(FOLDS) == set(get_args(Event))

@@ -88,6 +88,19 @@ def submitted(spec: JobSpec, *, submission: str, at: float) -> JobSubmitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputMeasured:
+    """A job was seen to achieve `flops` FLOP/s on `num_gpus` GPUs, clearly more than known before."""
+
+    id: str
+    at: float
+    job: str
+    submission: str
+    num_gpus: int
+    flops: float
+    type: Literal["throughput_measured"] = "throughput_measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobFinished:
     """All ranks of a generation completed `train_iters`."""
 
@@ -160,6 +173,7 @@ Event = (
     | NodeReleased
     | FailureDetected
     | JobSubmitted
+    | ThroughputMeasured
     | JobFinished
     | JobCancelled
     | PlanDecided

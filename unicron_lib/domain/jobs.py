@@ -147,7 +147,7 @@ class JobState:
     transition runs, the previous) generation lives; `pending` where the running transition moves it.
     `iteration` is the last one that the journal knows of, `failed_at` the one at which the job last failed, and
     `stuck_restarts` counts the failures since then that came without a new iteration. `restored` tells whether
-    this submission has chosen where to begin.
+    this submission has chosen where to begin, `measured` holds its own FLOP/s by number of GPUs.
     """
 
     spec: JobSpec
@@ -159,6 +159,7 @@ class JobState:
     failed_at: int | None = None
     stuck_restarts: int = 0
     restored: bool = False
+    measured: Mapping[int, float] = field(default_factory=dict)
     submission: str = ""
     reason: str = ""
 

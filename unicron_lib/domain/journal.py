@@ -1,9 +1,10 @@
 """The fold: how each event of the journal changes the state of the cluster."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import reduce
-from typing import TypeVar, assert_never
+from types import MappingProxyType
+from typing import Any
 
 from unicron_lib.domain.carrying_out import plan_decided, recovery_completed, step_completed
 from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus, Node, NodeStatus
@@ -21,12 +22,12 @@ from unicron_lib.domain.events import (
     PlanDecided,
     RecoveryCompleted,
     StepCompleted,
+    ThroughputMeasured,
 )
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 from unicron_lib.domain.jobs import ENDED, JobState, JobStatus
 from unicron_lib.domain.plans import content_id
 
-V = TypeVar("V")
 FAULT_AGE_S = 300.0
 """An injected fault that nobody noticed for longer explains nothing."""
 
@@ -38,40 +39,12 @@ def incident_id(cause: str) -> str:
 
 def fold(state: ClusterState, event: Event) -> ClusterState:
     """The state after `event`, the next entry of the journal. Raises IllegalTransition if it cannot follow."""
-    return replace(_after(state, event), seq=state.seq + 1)
+    return replace(FOLDS[type(event)](state, event), seq=state.seq + 1)
 
 
 def fold_all(events: Iterable[Event], start: ClusterState | None = None) -> ClusterState:
     """The state after all `events`."""
     return reduce(fold, events, start or ClusterState())
-
-
-def _after(state: ClusterState, event: Event) -> ClusterState:  # noqa: PLR0911, C901
-    match event:
-        case NodeJoined():
-            return _node_joined(state, event)
-        case NodeSuspected():
-            return _node_status(state, event.node, event.boot, NodeStatus.READY, NodeStatus.SUSPECT, event.at, event.reason)
-        case NodeCleared():
-            return _node_status(state, event.node, event.boot, NodeStatus.SUSPECT, NodeStatus.READY, event.at, "")
-        case NodeReleased():
-            return _node_released(state, event)
-        case FailureDetected():
-            return _failure(state, event.failure, event.at)
-        case JobSubmitted():
-            return _job_submitted(state, event)
-        case JobFinished() | JobCancelled():
-            return _job_ended(state, event)
-        case PlanDecided():
-            return plan_decided(state, event)
-        case StepCompleted():
-            return step_completed(state, event)
-        case RecoveryCompleted():
-            return recovery_completed(state, event)
-        case FaultInjected():
-            return replace(state, faults={**state.faults, event.target: event.at})
-        case _:
-            assert_never(event)
 
 
 # --- nodes -----------------------------------------------------------------------------------------------------------
@@ -111,16 +84,29 @@ def _lost_unnoticed(before: Node, event: NodeJoined) -> Failure:
     )
 
 
-def _node_status(
-    state: ClusterState, name: str, boot: str, before: NodeStatus, after: NodeStatus, at: float, reason: str
-) -> ClusterState:
-    node = state.nodes.get(name)
-    if node is None or node.boot != boot or node.status is not before:
+def _node_suspected(state: ClusterState, event: NodeSuspected) -> ClusterState:
+    node = state.nodes.get(event.node)
+    if node is None or node.boot != event.boot or node.status is not NodeStatus.READY:
         return state
-    return state.with_node(replace(node, status=after, since=at, reason=reason))
+    return state.with_node(replace(node, status=NodeStatus.SUSPECT, since=event.at, reason=event.reason))
+
+
+def _node_cleared(state: ClusterState, event: NodeCleared) -> ClusterState:
+    node = state.nodes.get(event.node)
+    if node is None or node.boot != event.boot or node.status is not NodeStatus.SUSPECT:
+        return state
+    return state.with_node(replace(node, status=NodeStatus.READY, since=event.at, reason=""))
 
 
 # --- failures --------------------------------------------------------------------------------------------------------
+
+
+def _failure_detected(state: ClusterState, event: FailureDetected) -> ClusterState:
+    return _failure(state, event.failure, event.at)
+
+
+def _fault_injected(state: ClusterState, event: FaultInjected) -> ClusterState:
+    return replace(state, faults={**state.faults, event.target: event.at})
 
 
 def _failure(state: ClusterState, failure: Failure, at: float) -> ClusterState:
@@ -237,6 +223,13 @@ def _job_submitted(state: ClusterState, event: JobSubmitted) -> ClusterState:
     return state.with_job(job).with_incident(_planned_change(event, job=name))
 
 
+def _throughput_measured(state: ClusterState, event: ThroughputMeasured) -> ClusterState:
+    job = state.jobs.get(event.job)
+    if job is None or job.submission != event.submission:
+        return state
+    return state.with_job(replace(job, measured={**job.measured, event.num_gpus: event.flops}))
+
+
 def _job_ended(state: ClusterState, event: JobFinished | JobCancelled) -> ClusterState:
     job = state.jobs.get(event.job)
     if job is None or job.status in ENDED:
@@ -257,3 +250,23 @@ def _absorb_own_failures(state: ClusterState, incident: Incident) -> ClusterStat
         if part.is_failure and part.jobs == incident.jobs:
             state = state.with_incident(replace(part, status=IncidentStatus.MERGED, merged_into=incident.id))
     return state.with_incident(incident)
+
+
+FOLDS: Mapping[type[Event], Callable[[ClusterState, Any], ClusterState]] = MappingProxyType(
+    {
+        NodeJoined: _node_joined,
+        NodeSuspected: _node_suspected,
+        NodeCleared: _node_cleared,
+        NodeReleased: _node_released,
+        FailureDetected: _failure_detected,
+        FaultInjected: _fault_injected,
+        JobSubmitted: _job_submitted,
+        ThroughputMeasured: _throughput_measured,
+        JobFinished: _job_ended,
+        JobCancelled: _job_ended,
+        PlanDecided: plan_decided,
+        StepCompleted: step_completed,
+        RecoveryCompleted: recovery_completed,
+    }
+)
+"""What each event does to the state; a test holds it against the union of all events."""
