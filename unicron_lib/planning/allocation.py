@@ -83,7 +83,7 @@ def allocate(
     """
     started = timer()
     demands = tuple(sorted(request.demands, key=lambda demand: demand.job))
-    _check_feasible(demands, request.num_gpus)
+    check_feasible(demands, request.num_gpus)
     tables, unit = _tables(demands, request)
     search = _Search(tables=tables, capacity=request.num_gpus, deadline=started + time_limit_s, timer=timer, solve=solve)
     counts, upper, method, reason = search.run(ask_solver=time_limit_s > 0)
@@ -105,7 +105,8 @@ def allocate(
     )
 
 
-def _check_feasible(demands: Sequence[Demand], num_gpus: int) -> None:
+def check_feasible(demands: Sequence[Demand], num_gpus: int) -> None:
+    """Raise NotEnoughGpus if the jobs that must run do not fit."""
     must = [demand for demand in demands if demand.must_run]
     without = [demand.job for demand in must if not demand.throughput_flops]
     required = sum(demand.min_gpus for demand in must)
