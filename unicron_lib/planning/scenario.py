@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from unicron_lib.domain.plans import Layout
 from unicron_lib.errors import UserError
-from unicron_lib.planning import explain
+from unicron_lib.planning import explain, scenario_model
 from unicron_lib.planning.allocation import Allocation, Request, allocate
 from unicron_lib.planning.waf import Demand
 
@@ -24,18 +25,26 @@ class _Keys(BaseModel):
 
 
 class Cluster(_Keys):
-    """The cluster before the loss; `mtbf_gpu_s` is the mean time between failures of one GPU, in seconds."""
+    """The cluster before the loss; `mtbf_gpu_s` is the mean time between failures of one GPU, in seconds.
+
+    `gpu` is what jobs that are described by their model are reckoned on.
+    """
 
     num_nodes: Annotated[int, Field(ge=1, le=100_000)]
     gpus_per_node: Annotated[int, Field(ge=1, le=1_000)]
     mtbf_gpu_s: Positive
+    gpu: scenario_model.Gpu = "a100"
 
 
 class Job(_Keys):
-    """A job of the scenario; `transition_s` may be left out if the job does not run."""
+    """A job of the scenario; `transition_s` may be left out if the job does not run.
+
+    With a `model`, `throughput_flops` is what was measured, if anything: it calibrates the model, which gives the rest.
+    """
 
     job: Annotated[str, Field(min_length=1)]
-    throughput_flops: Mapping[Annotated[int, Field(ge=1)], NotNegative]
+    throughput_flops: Mapping[Annotated[int, Field(ge=1)], NotNegative] = Field(default_factory=dict)
+    model: scenario_model.GptModel | None = None
     weight: Positive = 1.0
     current_gpus: Count = 0
     faulted: bool = False
@@ -58,6 +67,11 @@ class Scenario(_Keys):
     def num_gpus(self) -> int:
         """Healthy GPUs, n'."""
         return (self.cluster.num_nodes - self.lost_nodes) * self.cluster.gpus_per_node
+
+    @property
+    def step(self) -> int:
+        """GPUs that allocations are multiples of."""
+        return self.granularity_gpus or self.cluster.gpus_per_node
 
     @property
     def total_gpus(self) -> int:
@@ -96,6 +110,7 @@ def parse(document: object) -> Scenario:
     _check_capacity(scenario)
     for job in scenario.jobs:
         _check_job(job)
+        _check_model(scenario, job)
     return scenario
 
 
@@ -107,7 +122,7 @@ def answer(scenario: Scenario, *, timer: Callable[[], float]) -> dict[str, Any]:
     running = {job: num_gpus for job, num_gpus in allocation.gpus.items() if num_gpus}
     return {
         "gpus": allocation.gpus,
-        "layout": {job: {"tp": 1, "pp": 1, "dp": num_gpus} for job, num_gpus in running.items()},
+        "layout": layouts_of(scenario, running),
         "gain": allocation.gain,
         "upper_bound": allocation.upper_bound,
         "gap": allocation.gap,
@@ -120,18 +135,19 @@ def answer(scenario: Scenario, *, timer: Callable[[], float]) -> dict[str, Any]:
 
 def demands_of(scenario: Scenario) -> tuple[Demand, ...]:
     """The jobs as the allocation sees them. A present size that the table lacks counts as T = 0 (paper: F = 0)."""
-    step = scenario.granularity_gpus or scenario.cluster.gpus_per_node
+    step = scenario.step
+    tables = {job.job: flops_of(scenario, job) for job in scenario.jobs}
     return tuple(
         Demand(
             job=job.job,
             throughput_flops={
                 size: flops
-                for size, flops in job.throughput_flops.items()
+                for size, flops in tables[job.job].items()
                 if job.min_gpus <= size <= (job.max_gpus or size) and size % step == 0
             },
             weight=job.weight,
             current_gpus=job.current_gpus,
-            current_flops=job.throughput_flops.get(job.current_gpus, 0.0),
+            current_flops=tables[job.job].get(job.current_gpus, 0.0),
             faulted=job.faulted,
             must_run=job.must_run,
             transition_s=job.transition_s or 0.0,
@@ -140,12 +156,35 @@ def demands_of(scenario: Scenario) -> tuple[Demand, ...]:
     )
 
 
+def flops_of(scenario: Scenario, job: Job) -> Mapping[int, float]:
+    """T(t, x): the table of the job, or what its model gives on the sizes that the cluster has room for."""
+    if job.model is None:
+        return job.throughput_flops
+    sizes = range(scenario.step, min(scenario.total_gpus, job.max_gpus or scenario.total_gpus) + 1, scenario.step)
+    cluster = scenario.cluster
+    return scenario_model.table(
+        job.model, gpu=cluster.gpu, gpus_per_node=cluster.gpus_per_node, sizes=sizes, measured=job.throughput_flops
+    )
+
+
+def layouts_of(scenario: Scenario, gpus: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """The best layout of each job on its GPUs; data parallelism only for a job without a model."""
+    models, cluster = {job.job: job.model for job in scenario.jobs}, scenario.cluster
+    found: dict[str, dict[str, int]] = {}
+    for job, num_gpus in gpus.items():
+        model, layout = models[job], Layout(dp=num_gpus)
+        if model:
+            layout = scenario_model.layout(model, num_gpus, gpu=cluster.gpu, gpus_per_node=cluster.gpus_per_node)
+        found[job] = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp}
+    return found
+
+
 def _reason(scenario: Scenario, allocation: Allocation, demands: tuple[Demand, ...]) -> str:
     lost = scenario.lost_nodes
     faulted = sorted(job.job for job in scenario.jobs if job.faulted)
     cause = f"{lost} node{'s are' if lost > 1 else ' is'} lost" if lost else "No node is lost"
     cause += f", a worker of {', '.join(faulted)} failed" if faulted else ""
-    unknown = sorted(j.job for j in scenario.jobs if j.current_gpus and j.current_gpus not in j.throughput_flops)
+    unknown = sorted(j.job for j in scenario.jobs if j.current_gpus and j.current_gpus not in flops_of(scenario, j))
     note = f"The present throughput of {', '.join(unknown)} is not in the table: leaving that size counts as free"
     return explain.allocation_reason(
         allocation,
@@ -172,12 +211,27 @@ def _check_job(job: Job) -> None:
     at = f"job {job.job}:"
     if job.max_gpus is not None and job.min_gpus > job.max_gpus:
         raise UserError(f"{at} min_gpus {job.min_gpus} is greater than max_gpus {job.max_gpus}")
-    if not job.throughput_flops:
+    if "throughput_flops" not in job.model_fields_set and not job.model:
+        raise UserError(f"{at} the key throughput_flops is missing, and so is model, which could stand for it")
+    if not job.throughput_flops and not job.model:
         raise UserError(f"{at} throughput_flops is empty, list at least one number of GPUs with its FLOP/s")
-    if job.min_gpus > max(job.throughput_flops):
+    if not job.model and job.min_gpus > max(job.throughput_flops):
         raise UserError(f"{at} min_gpus {job.min_gpus} is greater than every size in throughput_flops")
     if job.transition_s is None and job.current_gpus:
         raise UserError(f"{at} transition_s is missing, it is what moving a running job costs in seconds")
+
+
+def _check_model(scenario: Scenario, job: Job) -> None:
+    if job.model is None:
+        return
+    try:
+        fits = any(size >= job.min_gpus for size in flops_of(scenario, job))
+    except UserError as error:
+        raise UserError(f"job {job.job}: {error}") from None
+    if not fits:
+        most = min(scenario.total_gpus, job.max_gpus or scenario.total_gpus)
+        sizes = f"{job.min_gpus} to {most} GPUs in steps of {scenario.step}"
+        raise UserError(f"job {job.job}: its model fits on none of {sizes} ({scenario.cluster.gpu}): allow it more GPUs")
 
 
 def _without_doubles(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
