@@ -83,7 +83,9 @@ def odd(kind: str, *, seed: int) -> Request:
     num_gpus = dice.randint(1, 96)
     demands = []
     for number in range(dice.randint(1, 10)):
-        sizes = dice.sample(range(1, num_gpus + 1), k=dice.randint(1, min(num_gpus, 24)))
+        smallest = num_gpus // 3 + 1 if kind == "infeasible" else 1
+        offered = range(smallest, num_gpus + 1)
+        sizes = dice.sample(offered, k=dice.randint(1, min(len(offered), 24)))
         table = {size: flops(dice, size) for size in sorted(sizes)}
         held = dice.choice((0, *table))
         must_run = dice.random() < (0.7 if kind == "infeasible" else 0.05)

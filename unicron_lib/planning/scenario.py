@@ -55,11 +55,15 @@ class Job(_Keys):
 
 
 class Scenario(_Keys):
-    """A cluster, what it loses, and the jobs that share the rest."""
+    """A cluster, what it loses, and the jobs that share the rest.
+
+    `nodes` may say by name which jobs train on a node, so that its loss can be asked for.
+    """
 
     cluster: Cluster
     jobs: Annotated[tuple[Job, ...], Field(min_length=1)]
     lost_nodes: Count = 0
+    nodes: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
     granularity_gpus: Annotated[int, Field(ge=1)] | None = None
     time_limit_s: NotNegative = 10.0
 
@@ -81,14 +85,21 @@ class Scenario(_Keys):
 
 def read(path: Path) -> Scenario:
     """Read a scenario from a YAML or JSON file. Raises UserError with one sentence for whatever is wrong in it."""
+    return parse(load(path))
+
+
+def load(path: Path) -> object:
+    """What a YAML or JSON file holds. Raises UserError with one sentence if it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:
-        return parse(_document(text))
+        return _document(text)
     except yaml.YAMLError as error:
         raise UserError(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply for a scenario") from None
 
 
 def _document(text: str) -> object:
