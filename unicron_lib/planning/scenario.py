@@ -119,6 +119,7 @@ def parse(document: object) -> Scenario:
     except ValidationError as error:
         raise UserError(_sentence(error, document)) from None
     _check_capacity(scenario)
+    _check_nodes(scenario)
     for job in scenario.jobs:
         _check_job(job)
         _check_model(scenario, job)
@@ -216,6 +217,17 @@ def _check_capacity(scenario: Scenario) -> None:
         raise UserError(f"lost_nodes is {scenario.lost_nodes}, the cluster has only num_nodes: {scenario.cluster.num_nodes}")
     if held > scenario.total_gpus:
         raise UserError(f"current_gpus add up to {held}, the cluster has only {scenario.total_gpus} GPUs")
+
+
+def _check_nodes(scenario: Scenario) -> None:
+    jobs = {job.job for job in scenario.jobs}
+    healthy = scenario.cluster.num_nodes - scenario.lost_nodes
+    for node, on_it in scenario.nodes.items():
+        unknown = sorted(set(on_it) - jobs)
+        if unknown:
+            raise UserError(f"node {node}: there is no job {unknown[0]}, the jobs are {', '.join(sorted(jobs))}")
+    if len(scenario.nodes) > healthy:
+        raise UserError(f"nodes names {len(scenario.nodes)} nodes, only {healthy} are healthy")
 
 
 def _check_job(job: Job) -> None:

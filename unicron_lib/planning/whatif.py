@@ -33,15 +33,18 @@ def changed(
 
 
 def _lose(document: dict[str, Any], what: str) -> None:
-    healthy = document["cluster"]["num_nodes"] - document.get("lost_nodes", 0)
     nodes = dict(document.get("nodes", {}))
-    if what not in nodes and not what.isdecimal():
+    nameless = document["cluster"]["num_nodes"] - document.get("lost_nodes", 0) - len(nodes)
+    if what in nodes:
+        hit, number = nodes.pop(what), 1
+    elif not what.isdecimal():
         known = f"its nodes are {', '.join(sorted(nodes))}" if nodes else "it names none under `nodes`, say how many are lost"
         raise UserError(f"the scenario has no node {what}: {known}")
-    hit = nodes.pop(what, ())
-    number = int(what) if what not in document.get("nodes", {}) else 1
-    if number > healthy:
-        raise UserError(f"{number} nodes cannot be lost, only {healthy} are healthy")
+    elif int(what) > nameless:
+        advice = f"name those that are: {', '.join(sorted(nodes))}" if nodes else "lose fewer"
+        raise UserError(f"{what} nodes without a name cannot be lost, there are {nameless}: {advice}")
+    else:
+        hit, number = (), int(what)
     document["lost_nodes"] = document.get("lost_nodes", 0) + number
     document["nodes"] = nodes
     for job in document["jobs"]:
@@ -101,4 +104,6 @@ def read_answer(path: Path) -> dict[str, Any]:
     numbers = [*gpus.values(), gain]
     if any(isinstance(number, bool) or not isinstance(number, int | float) for number in numbers):
         raise UserError(f"{path} is no plan: gpus and gain must be numbers")
+    if not all(isinstance(layout, dict) for layout in found["layout"].values()):
+        raise UserError(f"{path} is no plan: its layout must be one mapping a job")
     return found
