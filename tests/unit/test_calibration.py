@@ -28,6 +28,11 @@ def test_one_point_scales_in_proportion() -> None:
     assert scaling(100.0) == pytest.approx(10.0)
 
 
+def test_figures_at_the_edge_of_floats_stay_finite() -> None:
+    assert calibrated(linear, {1: 1e308})(1e9) < float("inf")
+    assert calibrated(linear, {1: 5e-324})(100.0) >= 0.0
+
+
 def test_two_points_are_met_and_between_them_a_power_holds() -> None:
     scaling = calibrated(linear, {1: 50.0, 16: 200.0})
     assert scaling(100.0) == pytest.approx(50.0)

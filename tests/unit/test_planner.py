@@ -217,13 +217,13 @@ def test_without_a_table_or_a_measurement_every_job_gets_something_when_it_must(
 
 
 def test_measurements_decide_where_there_is_no_table() -> None:
-    bare = {name: JobSpec(job=name, min_gpus=2, max_gpus=6) for name in ("one", "two")}
+    bare = {name: JobSpec(job=name, min_gpus=2, max_gpus=6, global_batch_size=24) for name in ("one", "two")}
     measured = {"one": {2: 1e9, 6: 1.1e9}, "two": {2: 1e9, 6: 3e9}}
     assert plan_for(launched(**bare), respond(), measured=measured).gpus == {"one": 2, "two": 6}
 
 
 def test_granularity_is_kept() -> None:
-    plan = plan_for(launched(one=JobSpec(job="one", max_gpus=7)), respond(), granularity_gpus=2)
+    plan = plan_for(launched(one=JobSpec(job="one", max_gpus=7, global_batch_size=24)), respond(), granularity_gpus=2)
     assert plan.gpus == {"one": 6}
 
 

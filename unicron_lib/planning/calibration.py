@@ -9,6 +9,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+LARGEST = 709.0
+"""The logarithm of about the largest float."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
@@ -27,7 +30,7 @@ class Scaling:
         right = bisect_right(self.knots, at, key=lambda knot: knot[0])
         if right in {0, len(self.knots)}:
             x, y = self.knots[min(right, len(self.knots) - 1)]
-            return math.exp(y + at - x)
+            return math.exp(min(LARGEST, y + at - x))
         (x0, y0), (x1, y1) = self.knots[right - 1 : right + 1]
         return math.exp(y0 + (at - x0) * (y1 - y0) / (x1 - x0))
 

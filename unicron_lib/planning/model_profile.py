@@ -80,6 +80,11 @@ def modelled(model: Model, device: Device, candidate: Candidate) -> Modelled:
     )
 
 
+def model_flops(model: Model, device: Device, candidate: Candidate) -> float:
+    """Useful FLOP/s of the whole job in one layout."""
+    return iteration_flops(model) / iteration_s(model, device, candidate)
+
+
 @lru_cache(maxsize=4096)
 def best(model: Model, device: Device, num_gpus: int) -> Modelled | None:
     """The fastest layout on exactly `num_gpus` GPUs that fits; of equals the one with the least tp, then pp. None if none."""
