@@ -29,6 +29,7 @@ async def decide_plan(respond: Respond) -> Plan:
         measured=await _measured(),
         mtbf_gpu_s=found.settings.mtbf_gpu_s,
         granularity_gpus=found.settings.granularity_gpus or None,
+        spare_gpus=found.settings.spare_gpus,
         time_limit_s=found.settings.solve_limit_s,
         timer=time.perf_counter,
     )

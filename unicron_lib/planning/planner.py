@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from unicron_lib.domain.actions import Respond
-from unicron_lib.domain.cluster import ClusterState, Node
+from unicron_lib.domain.cluster import ClusterState, Node, NodeStatus
 from unicron_lib.domain.jobs import JobState, JobStatus
 from unicron_lib.domain.plans import Assignment, Plan, PlanKind, Slot, content_id
-from unicron_lib.planning import explain, placement, throughput, transition
+from unicron_lib.planning import explain, failure_rate, placement, spares, throughput, transition, transition_cost
 from unicron_lib.planning.allocation import Allocation, NotEnoughGpus, Request, allocate
 from unicron_lib.planning.waf import Demand
 
@@ -22,12 +23,15 @@ def make_plan(
     measured: Mapping[str, Mapping[int, float]],
     mtbf_gpu_s: float,
     granularity_gpus: int | None = None,
+    spare_gpus: int = 0,
     time_limit_s: float = 10.0,
     timer: Callable[[], float],
 ) -> Plan:
     """The plan that `respond` asks for.
 
-    `measured` holds FLOP/s by job and number of GPUs, for jobs without a table of their own. A reattempt or restart
+    `measured` holds FLOP/s by job and number of GPUs, for jobs without a table of their own. `mtbf_gpu_s` is what is
+    believed before anything has failed; what the cluster has seen corrects it. `spare_gpus` are kept for the next loss,
+    as long as no job that must run needs them. A reattempt or restart
     keeps every job where it is and asks no solver; if GPUs that it needs are gone, it becomes a reallocation. A job
     that gets no GPUs is paused with a reason. Raises UserError for a throughput that is not finite or negative.
     """
@@ -37,15 +41,12 @@ def make_plan(
             return plan
     scene = _Scene(state=state, respond=respond)
     demands = scene.demands(measured, granularity_gpus or 1)
-    request = Request(demands=demands, num_gpus=scene.num_gpus, mtbf_gpu_s=mtbf_gpu_s)
-    notes: tuple[str, ...] = ()
-    try:
-        allocation = allocate(request, timer=timer, time_limit_s=time_limit_s)
-    except NotEnoughGpus as error:
-        notes = (f"{error}: jobs that must run wait too",)
-        anyone = tuple(replace(demand, must_run=False) for demand in demands)
-        allocation = allocate(replace(request, demands=anyone), timer=timer, time_limit_s=time_limit_s)
-    return _reallocation(scene, allocation, demands, notes)
+    observed = failure_rate.observed_mtbf_gpu_s(state, prior_mtbf_gpu_s=mtbf_gpu_s, planning=respond.incidents)
+    request = Request(demands=demands, num_gpus=scene.num_gpus, mtbf_gpu_s=observed)
+    wished = spares.held_back(spare_gpus, total_gpus=scene.total_gpus, healthy_gpus=scene.num_gpus)
+    share = partial(allocate, timer=timer, time_limit_s=time_limit_s)
+    allocation, held, notes = _allocation(request, wished, share)
+    return _reallocation(replace(scene, held_gpus=held), allocation, demands, notes)
 
 
 def current_slots(job: JobState) -> tuple[Slot, ...]:
@@ -62,10 +63,11 @@ def is_moving(job: JobState) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scene:
-    """What a reallocation looks at."""
+    """What a reallocation looks at; `held_gpus` are spares that it leaves alone."""
 
     state: ClusterState
     respond: Respond
+    held_gpus: int = 0
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -74,6 +76,10 @@ class _Scene:
     @property
     def num_gpus(self) -> int:
         return sum(node.num_gpus for node in self.nodes)
+
+    @property
+    def total_gpus(self) -> int:
+        return sum(node.num_gpus for node in self.state.nodes.values())
 
     @property
     def jobs(self) -> dict[str, JobState]:
@@ -104,16 +110,44 @@ class _Scene:
                 current_flops=profiles[name].flops(len(current_slots(job))),
                 faulted=name in self.touched,
                 must_run=job.spec.must_run,
-                transition_s=job.spec.transition_s,
+                transition_s=self._transition_s(job, profiles[name]),
             )
             for name, job in self.jobs.items()
         )
 
+    def _transition_s(self, job: JobState, profile: throughput.Profile) -> float:
+        """What a move of the job costs; with data parallelism every rank that lives on is a whole replica."""
+        slots = current_slots(job)
+        lost = sum(slot.node not in self.state.nodes or self.state.nodes[slot.node].status is NodeStatus.LOST for slot in slots)
+        gone = max(lost, job.spec.job in self.respond.faulted)
+        origin = transition_cost.source(moves=True, has_replica=gone < len(slots))
+        return transition_cost.transition_s(transition_cost.move_of(job.spec, profile.flops(len(slots))), origin)
+
     def explain(self, allocation: Allocation, demands: tuple[Demand, ...], notes: tuple[str, ...]) -> str:
-        total = sum(node.num_gpus for node in self.state.nodes.values())
         return explain.allocation_reason(
-            allocation, demands, cause=self.respond.reason, num_gpus=self.num_gpus, total_gpus=total, notes=notes
+            allocation,
+            demands,
+            cause=self.respond.reason,
+            num_gpus=self.num_gpus - self.held_gpus,
+            total_gpus=self.total_gpus,
+            notes=notes,
         )
+
+
+def _allocation(request: Request, held: int, share: Callable[[Request], Allocation]) -> tuple[Allocation, int, tuple[str, ...]]:
+    """The allocation, the spares that it leaves, and what to say of both.
+
+    Jobs that must run may use up the spares, and if even that is not enough, they wait as others do.
+    """
+    try:
+        kept = (f"{held} GPUs more are healthy and kept as spares for the next loss",) if held else ()
+        return share(replace(request, num_gpus=request.num_gpus - held)), held, kept
+    except NotEnoughGpus as error:
+        if held:
+            allocation, _, notes = _allocation(request, 0, share)
+            return allocation, 0, ("No spares are kept: jobs that must run need them", *notes)
+        anyone = tuple(replace(demand, must_run=False) for demand in request.demands)
+        return share(replace(request, demands=anyone)), 0, (f"{error}: jobs that must run wait too",)
 
 
 def _reallocation(scene: _Scene, allocation: Allocation, demands: tuple[Demand, ...], notes: tuple[str, ...]) -> Plan:

@@ -84,11 +84,12 @@ def table(spec: JobSpec, profile: Profile, *, num_gpus: int, granularity_gpus: i
 
 def _modelled(spec: JobSpec, device: Device) -> Callable[[int], float]:
     """What the model says of a real job: in the layout that the trainer gives it, whether or not we know its memory."""
-    model = _model_of(spec)
+    model = model_of(spec)
     return lambda size: model_flops(model, device, Candidate(layout=spec.layout(size), micro_batch=spec.micro_batch_size))
 
 
-def _model_of(spec: JobSpec) -> Model:
+def model_of(spec: JobSpec) -> Model:
+    """The model that the job trains, as the trainer trains it: activations are kept."""
     return Model(
         num_layers=spec.num_layers,
         hidden_size=spec.hidden_size,

@@ -5,10 +5,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
 
+from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.errors import UserError
+from unicron_lib.planning.model_profile import iteration_flops
+from unicron_lib.planning.throughput import model_of
 
 STATE_BYTES = 14
 """Bytes a parameter that move: bf16 weight 2, float32 master weight 4, the two moments of Adam 8."""
+
+
+MOST_REDO_S = 86_400.0
+"""More than this is not believed to be lost: somebody has written a throughput that is far too small."""
 
 
 class StateSource(StrEnum):
@@ -53,6 +60,13 @@ class Move:
     base_s: float
     state_bytes: float = 0.0
     redo_s: float = 0.0
+
+
+def move_of(spec: JobSpec, flops: float) -> Move:
+    """The move of a job that does `flops` FLOP/s: on average half a save interval is lost with its replicas."""
+    model = model_of(spec)
+    redo_s = spec.save_interval / 2 * iteration_flops(model) / flops if flops > 0 else 0.0
+    return Move(base_s=spec.transition_s, state_bytes=STATE_BYTES * model.num_params, redo_s=min(redo_s, MOST_REDO_S))
 
 
 def source(*, moves: bool, has_replica: bool, is_in_memory: bool = False) -> StateSource:
