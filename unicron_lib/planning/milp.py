@@ -77,11 +77,13 @@ def _model(cp: Any, tables: Sequence[Options], capacity: int) -> tuple[Any, Any,
     return problem, chosen, scale
 
 
-def _settings(time_limit_s: float, unit: float) -> dict[str, float | int]:
+def _settings(time_limit_s: float, unit: float) -> dict[str, float | int | bool]:
     return {
         # the default starts a thread pool, and a process forked after that hangs in its first solve
         "threads": 1,
         "time_limit": time_limit_s,
+        # a heuristic that looks for what the presolve has found already, for half of the solver's time
+        "mip_heuristic_run_feasibility_jump": False,
         "mip_rel_gap": 0.0,
         "mip_abs_gap": 0.99 * unit,
         "mip_feasibility_tolerance": 1e-9,

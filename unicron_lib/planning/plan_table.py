@@ -203,14 +203,15 @@ class _Family:
 
     def _optimum(self, jobs: Sequence[_Priced]) -> Counts | None:
         upper = self._price * self._capacity + math.fsum(job.best for job in jobs)
-        counts = _best([job.few for job in jobs], self._capacity)
-        if counts is None:
+        first = _best([job.few for job in jobs], self._capacity)
+        if first is None:
             return None
-        lower = sum(job.options.gain_of(count) for job, count in zip(jobs, counts, strict=True))
+        counts, lower = first
         slack = upper - lower + knapsack.ROUNDING
         if slack <= self._limit:
             return counts
-        return _best([job.within(slack) for job in jobs], self._capacity)
+        second = _best([job.within(slack) for job in jobs], self._capacity)
+        return second and second[0]
 
     def _priced(self, table: Options) -> _Priced:
         lost = knapsack.losses(table, self._price)
@@ -228,9 +229,13 @@ class _Family:
         return gains.scale_of(figures, num_jobs=len(demands), num_gpus=self._capacity)
 
 
-def _best(core: Sequence[Options], capacity: int) -> Counts | None:
-    """`knapsack.best` with the jobs that have but one option left set aside; None if it does not fit or takes too long."""
+def _best(core: Sequence[Options], capacity: int) -> tuple[Counts, int] | None:
+    """`knapsack.best` and its gain, with the jobs that have but one option left set aside.
+
+    None if it does not fit or would take too long.
+    """
     counts = [int(table.counts[0]) for table in core]
+    total = sum(int(table.gains[0]) for table in core)
     left = capacity - sum(counts)
     if left < 0:
         return None
@@ -242,4 +247,5 @@ def _best(core: Sequence[Options], capacity: int) -> Counts | None:
             return None
         for index, count in zip(open_jobs, knapsack.best(tables, room), strict=True):
             counts[index] = count
-    return tuple(counts)
+            total += core[index].gain_of(count) - int(core[index].gains[0])
+    return tuple(counts), total
