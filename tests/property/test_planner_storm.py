@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from unicron_lib.planning import gains, instances, knapsack, plan_table
+from unicron_lib.cli.planner_figures import by_dynamic_programme
+from unicron_lib.planning import instances, plan_table
 from unicron_lib.planning.allocation import Allocation, NotEnoughGpus, Request, allocate
 from unicron_lib.planning.waf import Demand, gain, running_s, waf_flops
 
@@ -30,16 +31,10 @@ def solve(request: Request) -> Allocation | None:
         return None
 
 
-def by_dynamic_programme(request: Request) -> dict[str, int] | None:
-    """The optimum of all options, without bounds, presolve or solver."""
-    demands = sorted(request.demands, key=lambda demand: demand.job)
-    if sum(demand.min_gpus for demand in demands if demand.must_run) > request.num_gpus:
-        return None
-    scene = {"num_gpus": request.num_gpus, "expected_s": running_s(request.mtbf_gpu_s, request.num_gpus)}
-    figures = [gains.largest(demand, **scene) for demand in demands]
-    scale = gains.scale_of(figures, num_jobs=len(demands), num_gpus=request.num_gpus)
-    tables = [gains.options(demand, **scene, scale=scale) for demand in demands]
-    return {demand.job: count for demand, count in zip(demands, knapsack.best(tables, request.num_gpus), strict=True)}
+def reference(request: Request) -> dict[str, int] | None:
+    """The dynamic programme over all options; None if the jobs that must run do not fit."""
+    required = sum(demand.min_gpus for demand in request.demands if demand.must_run)
+    return by_dynamic_programme(request) if required <= request.num_gpus else None
 
 
 def shares(request: Request, share: Callable[[Demand], float]) -> Mapping[str, int]:
@@ -62,7 +57,7 @@ def test_a_thousand_clusters_equal_the_dynamic_programme() -> None:
     infeasible = 0
     for seed in range(NUM_CLUSTERS):
         request = cluster(seed)
-        found, expected = solve(request), by_dynamic_programme(request)
+        found, expected = solve(request), reference(request)
         assert (found and found.gpus) == expected, seed
         infeasible += found is None
         assert found is None or (found.optimal and found.gap == 0.0), seed
