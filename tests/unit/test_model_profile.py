@@ -9,7 +9,7 @@ from unicron_lib.domain.plans import Layout
 from unicron_lib.errors import UserError
 from unicron_lib.planning.calibration import calibrated
 from unicron_lib.planning.layouts import Candidate, Device, Model, candidates, fitting, memory_bytes, min_gpus
-from unicron_lib.planning.model_profile import A100, CPU, H100, Modelled, best, iteration_flops, iteration_s, modelled
+from unicron_lib.planning.model_profile import A100, CPU, H100, Modelled, best_layouts, iteration_flops, iteration_s, modelled
 from unicron_lib.training.flops import iteration_flops as trainer_flops
 
 TOLERANCE = 0.10
@@ -63,6 +63,10 @@ def gpt(hidden: int, layers: int, heads: int, batch: int = 1024, **more: object)
     )
 
 
+def best(model: Model, device: Device, num_gpus: int) -> Modelled | None:
+    return best_layouts(model, device, at_most=num_gpus).get(num_gpus)
+
+
 def per_gpu(found: Modelled) -> float:
     return found.hardware_flops / found.layout.num_gpus / 1e12
 
@@ -73,7 +77,7 @@ def test_megatron_on_a100_is_reproduced(size: float) -> None:
     model = gpt(hidden, layers, heads, batch)
     assert model.num_params / 1e9 == pytest.approx(size, rel=0.03)
     published = Layout(tp=tp, pp=pp, dp=num_gpus // (tp * pp))
-    theirs = [modelled(model, A100, c) for c in fitting(model, A100, num_gpus) if c.layout == published]
+    theirs = [modelled(model, A100, c) for c in fitting(model, A100, at_most=num_gpus) if c.layout == published]
     assert per_gpu(min(theirs, key=lambda m: m.iteration_s)) == pytest.approx(tflops, rel=TOLERANCE)
 
 
@@ -147,13 +151,24 @@ def test_what_does_not_fit_has_no_minimum() -> None:
 
 def test_layouts_divide_the_model_and_tensor_parallelism_stays_on_a_node() -> None:
     model = gpt(3072, 30, 24, 96)
-    found = list(candidates(model, 48, gpus_per_node=8))
-    assert {c.layout.num_gpus for c in found} == {48}
+    found = list(candidates(model, at_most=48, gpus_per_node=8))
+    assert len(set(found)) == len(found)
+    assert max(c.layout.num_gpus for c in found) == 48
     assert {c.layout.tp for c in found} == {1, 2, 3, 4, 6, 8}
     for c in found:
         assert model.num_layers % c.layout.pp == 0
         assert model.global_batch_size == c.layout.dp * c.micro_batch * c.num_micro_batches(model)
-    assert not list(candidates(model, 47, gpus_per_node=8))
+    assert 47 not in {c.layout.num_gpus for c in found}
+
+
+def test_the_best_of_each_size_is_the_best_of_all_its_layouts() -> None:
+    model = gpt(2560, 32, 32, 96)
+    every = [modelled(model, A100, c) for c in fitting(model, A100, at_most=64)]
+    found = best_layouts(model, A100, at_most=64)
+    assert set(found) == {m.layout.num_gpus for m in every}
+    for size, chosen in found.items():
+        assert chosen.iteration_s == min(m.iteration_s for m in every if m.layout.num_gpus == size)
+        assert chosen.layout.num_gpus == size
 
 
 def test_memory_is_counted_in_bytes() -> None:

@@ -99,23 +99,19 @@ class Candidate:
         return -(-model.global_batch_size // (self.micro_batch * self.layout.dp))
 
 
-def candidates(model: Model, num_gpus: int, *, gpus_per_node: int) -> Iterator[Candidate]:
-    """Every layout on exactly `num_gpus` GPUs that divides the model, with each micro-batch that divides the batch.
+def candidates(model: Model, *, at_most: int, gpus_per_node: int) -> Iterator[Candidate]:
+    """Every layout on up to `at_most` GPUs that divides the model, with each micro-batch that divides the batch.
 
     Tensor parallelism stays within a node and divides the heads, pipeline stages hold equally many layers, and every
-    replica has the same number of micro-batches.
+    replica has the same number of micro-batches. Most numbers of GPUs have few layouts, some none at all.
     """
-    for tp in _divisors(num_gpus, at_most=gpus_per_node):
-        if model.num_attention_heads % tp:
-            continue
-        for pp in _divisors(num_gpus // tp, at_most=model.num_layers):
-            dp = num_gpus // (tp * pp)
-            if model.num_layers % pp or model.global_batch_size % dp:
-                continue
-            share = model.global_batch_size // dp
-            for micro_batch in MICRO_BATCHES:
-                if share % micro_batch == 0:
-                    yield Candidate(layout=Layout(tp=tp, pp=pp, dp=dp), micro_batch=micro_batch)
+    for tp in _divisors(model.num_attention_heads, at_most=min(gpus_per_node, at_most)):
+        for pp in _divisors(model.num_layers, at_most=at_most // tp):
+            for dp in _divisors(model.global_batch_size, at_most=at_most // (tp * pp)):
+                share = model.global_batch_size // dp
+                for micro_batch in MICRO_BATCHES:
+                    if share % micro_batch == 0:
+                        yield Candidate(layout=Layout(tp=tp, pp=pp, dp=dp), micro_batch=micro_batch)
 
 
 def memory_bytes(model: Model, candidate: Candidate) -> float:
@@ -137,16 +133,17 @@ def memory_bytes(model: Model, candidate: Candidate) -> float:
     return state + kept + at_work + logits
 
 
-def fitting(model: Model, device: Device, num_gpus: int) -> tuple[Candidate, ...]:
-    """The layouts on `num_gpus` GPUs that fit into the device's memory."""
-    found = candidates(model, num_gpus, gpus_per_node=device.gpus_per_node)
-    return tuple(c for c in found if memory_bytes(model, c) <= device.memory_bytes)
+def fitting(model: Model, device: Device, *, at_most: int) -> Iterator[Candidate]:
+    """The layouts on up to `at_most` GPUs that fit into the device's memory."""
+    for candidate in candidates(model, at_most=at_most, gpus_per_node=device.gpus_per_node):
+        if memory_bytes(model, candidate) <= device.memory_bytes:
+            yield candidate
 
 
 def min_gpus(model: Model, device: Device, *, at_most: int, granularity_gpus: int = 1) -> int | None:
     """x_min: the smallest multiple of `granularity_gpus`, up to `at_most`, on which the model fits; None if none does."""
-    sizes = range(granularity_gpus, at_most + 1, granularity_gpus)
-    return next((size for size in sizes if fitting(model, device, size)), None)
+    sizes = {candidate.layout.num_gpus for candidate in fitting(model, device, at_most=at_most)}
+    return min((size for size in sizes if size % granularity_gpus == 0), default=None)
 
 
 def _divisors(number: int, *, at_most: int) -> tuple[int, ...]:

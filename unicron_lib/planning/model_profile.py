@@ -4,8 +4,10 @@ The constants are fitted to the published figures of Megatron-LM on A100 and of 
 to 10%. Measurements of the job itself go before (`calibration`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 
 from unicron_lib.domain.plans import Layout
 from unicron_lib.planning.layouts import Candidate, Device, Model, fitting
@@ -85,11 +87,23 @@ def model_flops(model: Model, device: Device, candidate: Candidate) -> float:
     return iteration_flops(model) / iteration_s(model, device, candidate)
 
 
-@lru_cache(maxsize=4096)
-def best(model: Model, device: Device, num_gpus: int) -> Modelled | None:
-    """The fastest layout on exactly `num_gpus` GPUs that fits; of equals the one with the least tp, then pp. None if none."""
-    found = (modelled(model, device, candidate) for candidate in fitting(model, device, num_gpus))
-    return min(found, key=lambda m: (m.iteration_s, m.layout.tp, m.layout.pp, m.micro_batch), default=None)
+@lru_cache(maxsize=512)
+def best_layouts(model: Model, device: Device, *, at_most: int) -> Mapping[int, Modelled]:
+    """The fastest layout that fits, for each number of GPUs up to `at_most` that has one.
+
+    Of equally fast ones the one with the least tensor, then pipeline parallelism.
+    """
+    found: dict[int, Modelled] = {}
+    for candidate in fitting(model, device, at_most=at_most):
+        layout, new = candidate.layout, modelled(model, device, candidate)
+        old = found.get(layout.num_gpus)
+        if old is None or _order(new) < _order(old):
+            found[layout.num_gpus] = new
+    return MappingProxyType(found)
+
+
+def _order(found: Modelled) -> tuple[float, int, int, int]:
+    return found.iteration_s, found.layout.tp, found.layout.pp, found.micro_batch
 
 
 def _stage_s(model: Model, device: Device, candidate: Candidate) -> float:

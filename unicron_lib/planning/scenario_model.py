@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from unicron_lib.domain.plans import Layout
 from unicron_lib.planning.calibration import calibrated
 from unicron_lib.planning.layouts import Device, Model
-from unicron_lib.planning.model_profile import A100, H100, best
+from unicron_lib.planning.model_profile import A100, H100, best_layouts
 
 AtLeastOne = Annotated[int, Field(ge=1, le=10_000_000)]
 Gpu = Literal["a100", "h100"]
@@ -38,21 +38,17 @@ class GptModel(BaseModel):
 
 def table(model: GptModel, *, gpu: Gpu, gpus_per_node: int, sizes: range, measured: Mapping[int, float]) -> dict[int, float]:
     """T(t, x) of those `sizes` on which the model fits into memory, calibrated by what was `measured`."""
-    described, device = model.described(), _device(gpu, gpus_per_node)
-
-    def modelled(size: int) -> float:
-        found = best(described, device, size)
-        return found.flops if found else 0.0
-
-    scaling = calibrated(modelled, measured)
-    known = {size: scaling(flops) for size in sizes if (flops := modelled(size))}
-    return known | {size: flops for size, flops in measured.items() if size in sizes}
+    most = max(sizes, default=0)
+    found = best_layouts(model.described(), _device(gpu, gpus_per_node), at_most=max((most, *measured)))
+    scaling = calibrated(lambda size: found[size].flops if size in found else 0.0, measured)
+    known = {size: scaling(best.flops) for size, best in found.items() if size in sizes}
+    return dict(sorted({**known, **{size: flops for size, flops in measured.items() if size in sizes}}.items()))
 
 
 def layout(model: GptModel, num_gpus: int, *, gpu: Gpu, gpus_per_node: int) -> Layout:
     """The fastest layout on `num_gpus` GPUs; of data parallelism only for a size that was measured but does not fit."""
-    found = best(model.described(), _device(gpu, gpus_per_node), num_gpus)
-    return found.layout if found else Layout(dp=num_gpus)
+    found = best_layouts(model.described(), _device(gpu, gpus_per_node), at_most=num_gpus)
+    return found[num_gpus].layout if num_gpus in found else Layout(dp=num_gpus)
 
 
 def _device(gpu: Gpu, gpus_per_node: int) -> Device:
