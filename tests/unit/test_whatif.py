@@ -49,6 +49,13 @@ def answer(*options: str) -> Any:
     return json.loads(result.stdout)
 
 
+def test_the_reason_begins_with_what_was_asked(at: Path) -> None:
+    asked = ("--lose", "1", "--lose", "n1", "--finish", "b", "--launch", "job.yaml", "--join", "2")
+    begin = "What if 1 node is lost, n1 is lost, 2 nodes join, b ends, c begins: 1 node is lost, a worker of a failed."
+    assert answer(*asked)["reason"].startswith(begin)
+    assert not answer()["reason"].startswith("What if")
+
+
 def test_nothing_asked_is_the_scenario_as_it_is(at: Path) -> None:
     assert answer()["gpus"] == {"a": 4, "b": 8}
     assert "No node is lost" not in answer()["reason"]

@@ -46,9 +46,11 @@ def plan(
     try:
         before = scenario.read(file)
         jobs = [whatif.job_to_launch(path) for path in launch or ()]
-        asked = whatif.changed(before, lose=lose or (), join=join, finish=finish or (), launch=jobs)
+        changes: dict[str, Any] = {"lose": lose or (), "join": join, "finish": finish or (), "launch": jobs}
+        asked = whatif.changed(before, **changes)
         other = whatif.read_answer(diff) if diff else None
         answer = scenario.answer(asked, timer=time.perf_counter)
+        answer["reason"] = whatif.told(**changes) + answer["reason"]
         answer |= {"diff": whatif.difference(other, answer)} if other else {}
         if plot:
             _draw(plot, before, asked, answer)

@@ -32,6 +32,21 @@ def changed(
     return scenario.parse(document)
 
 
+def told(
+    *, lose: Sequence[str] = (), join: int = 0, finish: Sequence[str] = (), launch: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """What was asked, in words; empty if nothing was."""
+    parts = [f"{what} nodes are lost" if what.isdecimal() and what != "1" else f"{_node(what)} is lost" for what in lose]
+    parts += [f"{join} nodes join" if join > 1 else "1 node joins"] if join else []
+    parts += [f"{job} ends" for job in finish]
+    parts += [f"{job['job']} begins" for job in launch]
+    return f"What if {', '.join(parts)}: " if parts else ""
+
+
+def _node(what: str) -> str:
+    return "1 node" if what == "1" else what
+
+
 def _lose(document: dict[str, Any], what: str) -> None:
     nodes = dict(document.get("nodes", {}))
     nameless = document["cluster"]["num_nodes"] - document.get("lost_nodes", 0) - len(nodes)
