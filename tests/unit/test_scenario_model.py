@@ -74,3 +74,26 @@ def test_bad_models_get_one_clear_sentence(change: dict[str, Any], sentence: str
         made["cluster"]["num_nodes"] = 64
     with pytest.raises(UserError, match=sentence):
         scenario.parse(made)
+
+
+def test_a_present_size_beside_the_granularity_is_worth_something_too() -> None:
+    made = scenario.parse(document(current_gpus=4, transition_s=1.0))
+    (small, _) = scenario.demands_of(made)
+    assert small.current_flops > 0
+    assert 4 not in small.throughput_flops
+
+
+def test_moving_costs_by_where_the_state_comes_from() -> None:
+    by_source = {"replica": 60.0, "store": 900.0}
+
+    def cost_s(**more: Any) -> float:
+        return scenario.demands_of(scenario.parse(document(current_gpus=8, **more)))[0].transition_s
+
+    assert cost_s(transition_s_from=by_source) == 60.0
+    assert cost_s(transition_s_from=by_source, state_from="store") == 900.0
+    assert cost_s(transition_s_from=by_source, state_from="peer_memory", transition_s=5.0) == 5.0
+    assert cost_s(transition_s=5.0) == 5.0
+    with pytest.raises(UserError, match="job small: transition_s is missing"):
+        cost_s(transition_s_from=by_source, state_from="peer_memory")
+    with pytest.raises(UserError, match="job small: state_from is 'tape'"):
+        cost_s(transition_s=5.0, state_from="tape")

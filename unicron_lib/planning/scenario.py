@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,6 +18,7 @@ from unicron_lib.planning.waf import Demand
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
+Source = Literal["replica", "peer_memory", "store"]
 
 
 class _Keys(BaseModel):
@@ -40,6 +41,7 @@ class Job(_Keys):
     """A job of the scenario; `transition_s` may be left out if the job does not run.
 
     With a `model`, `throughput_flops` is what was measured, if anything: it calibrates the model, which gives the rest.
+    `transition_s_from` is what moving costs by where the state comes from; for `state_from` it goes before `transition_s`.
     """
 
     job: Annotated[str, Field(min_length=1)]
@@ -52,6 +54,13 @@ class Job(_Keys):
     max_gpus: Annotated[int, Field(ge=1)] | None = None
     must_run: bool = False
     transition_s: NotNegative | None = None
+    transition_s_from: Mapping[Source, NotNegative] = Field(default_factory=dict)
+    state_from: Source = "replica"
+
+    @property
+    def cost_s(self) -> float:
+        """D_transition for the source that the job's state comes from, in seconds."""
+        return self.transition_s_from.get(self.state_from, self.transition_s or 0.0)
 
 
 class Scenario(_Keys):
@@ -162,7 +171,7 @@ def demands_of(scenario: Scenario) -> tuple[Demand, ...]:
             current_flops=tables[job.job].get(job.current_gpus, 0.0),
             faulted=job.faulted,
             must_run=job.must_run,
-            transition_s=job.transition_s or 0.0,
+            transition_s=job.cost_s,
         )
         for job in scenario.jobs
     )
@@ -172,7 +181,8 @@ def flops_of(scenario: Scenario, job: Job) -> Mapping[int, float]:
     """T(t, x): the table of the job, or what its model gives on the sizes that the cluster has room for."""
     if job.model is None:
         return job.throughput_flops
-    sizes = range(scenario.step, min(scenario.total_gpus, job.max_gpus or scenario.total_gpus) + 1, scenario.step)
+    offered = range(scenario.step, min(scenario.total_gpus, job.max_gpus or scenario.total_gpus) + 1, scenario.step)
+    sizes = {*offered, *([job.current_gpus] if job.current_gpus else [])}
     cluster = scenario.cluster
     return scenario_model.table(
         job.model, gpu=cluster.gpu, gpus_per_node=cluster.gpus_per_node, sizes=sizes, measured=job.throughput_flops
@@ -240,7 +250,7 @@ def _check_job(job: Job) -> None:
         raise UserError(f"{at} throughput_flops is empty, list at least one number of GPUs with its FLOP/s")
     if not job.model and job.min_gpus > max(job.throughput_flops):
         raise UserError(f"{at} min_gpus {job.min_gpus} is greater than every size in throughput_flops")
-    if job.transition_s is None and job.current_gpus:
+    if job.transition_s is None and job.state_from not in job.transition_s_from and job.current_gpus:
         raise UserError(f"{at} transition_s is missing, it is what moving a running job costs in seconds")
 
 
@@ -248,7 +258,7 @@ def _check_model(scenario: Scenario, job: Job) -> None:
     if job.model is None:
         return
     try:
-        fits = any(size >= job.min_gpus for size in flops_of(scenario, job))
+        fits = any(size >= job.min_gpus and size % scenario.step == 0 for size in flops_of(scenario, job))
     except UserError as error:
         raise UserError(f"job {job.job}: {error}") from None
     if not fits:

@@ -36,7 +36,7 @@ class GptModel(BaseModel):
         return Model(**self.model_dump())
 
 
-def table(model: GptModel, *, gpu: Gpu, gpus_per_node: int, sizes: range, measured: Mapping[int, float]) -> dict[int, float]:
+def table(model: GptModel, *, gpu: Gpu, gpus_per_node: int, sizes: set[int], measured: Mapping[int, float]) -> dict[int, float]:
     """T(t, x) of those `sizes` on which the model fits into memory, calibrated by what was `measured`."""
     most = max(sizes, default=0)
     found = best_layouts(model.described(), _device(gpu, gpus_per_node), at_most=max((most, *measured)))
