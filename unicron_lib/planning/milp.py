@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from unicron_lib.planning.knapsack import Counts, Options
+from unicron_lib.planning.knapsack import Counts, Floats, Integers, Options
 
 LARGEST_COEFFICIENT = 1e6
 """HiGHS goes wrong with raw FLOP (1e22), and with 1e6 still tells values apart that differ by 1e-9 of the largest."""
@@ -98,3 +98,46 @@ def _counts(tables: Sequence[Options], capacity: int, values: Any) -> Counts | N
         return None
     counts = tuple(int(table.counts[part.argmax()]) for table, part in zip(tables, parts, strict=True))
     return counts if sum(counts) <= capacity else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What the solver chose: a column for each owner, None if it found nothing; no choice gains more than `upper`."""
+
+    columns: tuple[int, ...] | None
+    upper: float
+    proved: bool
+    status: str
+
+
+def choose(
+    gains: Integers, owners: Integers, uses: Floats, limits: Floats, *, time_limit_s: float, rel_gap: float = 0.0
+) -> Choice:
+    """Choose one column for each of the `owners` (0, 1, ...): the greatest sum of `gains`, with `uses` @ chosen <= `limits`.
+
+    `rel_gap` is the relative distance from the optimum at which the solver may stop. Raises nothing.
+    """
+    import cvxpy as cp
+
+    _swallow_banner()
+    num_owners = int(owners.max()) + 1 if len(owners) else 0
+    base = np.array([gains[owners == owner].min() for owner in range(num_owners)], dtype=np.int64)
+    above = gains - base[owners]
+    scale = min(1.0, LARGEST_COEFFICIENT / max(1, int(above.max(initial=0))))
+    try:
+        chosen = cp.Variable(len(gains), boolean=True)
+        one_each = (owners == np.arange(num_owners)[:, None]).astype(float)
+        rows = [one_each @ chosen == 1, *([uses @ chosen <= limits] if len(limits) else [])]
+        problem = cp.Problem(cp.Maximize((above * scale) @ chosen), rows)
+        problem.solve(solver=cp.HIGHS, **(_settings(time_limit_s, scale) | {"mip_rel_gap": rel_gap}))
+    except (cp.error.SolverError, ValueError) as error:
+        return Choice(columns=None, upper=np.inf, proved=False, status=f"{type(error).__name__}: {error}")
+    status = str(problem.status)
+    if status not in {cp.OPTIMAL, cp.OPTIMAL_INACCURATE, cp.USER_LIMIT} or chosen.value is None:
+        return Choice(columns=None, upper=np.inf, proved=False, status=status)
+    picked = np.flatnonzero(np.rint(np.asarray(chosen.value)))
+    whole = np.array_equal(owners[picked], np.arange(num_owners))
+    # cvxpy minimises the negative
+    upper = -float(problem.solver_stats.extra_stats.mip_dual_bound) / scale + float(base.sum())
+    columns = tuple(picked.tolist()) if whole else None
+    return Choice(columns=columns, upper=upper, proved=status == cp.OPTIMAL and whole, status=status)
