@@ -40,7 +40,7 @@ def draw(before: Mapping[str, int], after: Mapping[str, int], *, total_gpus: int
 
 def _colour(number: int) -> str:
     # steps of the golden angle: neighbours differ, however many there are
-    return f"hsl({number * 137.508 % 360:.0f} 62% {52 + 12 * (number % 2)}%)"
+    return f"hsl({number * 137.508 % 360:.0f} 62% {66 + 12 * (number % 2)}%)"
 
 
 def _parts(gpus: Mapping[str, int], colours: Mapping[str, str], num_gpus: int, total_gpus: int) -> list[Part]:
