@@ -1,4 +1,4 @@
-"""The one module that calls the solver: a one-hot model in cvxpy, solved by HiGHS.
+"""The one module that calls the solver: models in cvxpy, solved by HiGHS.
 
 cvxpy and HiGHS answer some bad inputs with other exceptions than they document, and some time-outs with an invalid
 solution that looks like a valid one. Here all of that becomes a `Solution`, and a solution that is handed out has
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unicron_lib.planning.knapsack import Counts, Floats, Integers, Options
 
@@ -43,6 +44,63 @@ def solve(tables: Sequence[Options], capacity: int, *, time_limit_s: float) -> S
         return Solution(counts=None, proved=False, status=status)
     counts = _counts(tables, capacity, chosen.value)
     return Solution(counts=counts, proved=status == cp.OPTIMAL and counts is not None, status=status)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Minimise `cost` x subject to `at_least` <= x <= `at_most` and rows x <= (or, where `exact`, ==) `limits`, in integers.
+
+    `entries` are the coefficients of the rows that are not 0: row, column, value.
+    """
+
+    cost: Integers
+    at_least: Integers
+    at_most: Integers
+    entries: Integers
+    limits: Integers
+    exact: NDArray[np.bool_]
+
+    def holds(self, values: Integers) -> bool:
+        """Whether `values` keep to all bounds and rows."""
+        rows = np.zeros(len(self.limits), dtype=np.int64)
+        np.add.at(rows, self.entries[:, 0], self.entries[:, 2] * values[self.entries[:, 1]])
+        bounded = bool(((self.at_least <= values) & (values <= self.at_most)).all())
+        return bounded and bool(np.where(self.exact, rows == self.limits, rows <= self.limits).all())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the solver said of a `Program`: `values` is None if it found nothing; `proved` if they are the optimum."""
+
+    values: Integers | None
+    proved: bool
+    status: str
+
+
+def minimise(program: Program, *, time_limit_s: float) -> Answer:
+    """Solve a general program in integers. Raises nothing."""
+    import cvxpy as cp
+    from scipy.sparse import csr_array
+
+    _swallow_banner()
+    row, column, value = program.entries.T
+    matrix = csr_array((value.astype(float), (row, column)), shape=(len(program.limits), len(program.cost)))
+    unit = min(1.0, LARGEST_COEFFICIENT / max(1, int(np.abs(program.cost).max(initial=0))))
+    try:
+        x = cp.Variable(len(program.cost), integer=True)
+        bounds = [x >= program.at_least, x <= program.at_most]
+        rows = [(matrix[program.exact] @ x == program.limits[program.exact])] if program.exact.any() else []
+        rows += [matrix[~program.exact] @ x <= program.limits[~program.exact]] if not program.exact.all() else []
+        problem = cp.Problem(cp.Minimize((program.cost * unit) @ x), bounds + rows)
+        problem.solve(solver=cp.HIGHS, **_settings(time_limit_s, unit))
+    except (cp.error.SolverError, ValueError) as error:
+        return Answer(values=None, proved=False, status=f"{type(error).__name__}: {error}")
+    status = str(problem.status)
+    if status not in {cp.OPTIMAL, cp.OPTIMAL_INACCURATE, cp.USER_LIMIT} or x.value is None:
+        return Answer(values=None, proved=False, status=status)
+    values = np.rint(np.asarray(x.value)).astype(np.int64)
+    found = program.holds(values)
+    return Answer(values=values if found else None, proved=found and status == cp.OPTIMAL, status=status)
 
 
 def warm_up() -> None:
