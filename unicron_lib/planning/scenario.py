@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from unicron_lib.domain.plans import Layout
 from unicron_lib.errors import UserError
-from unicron_lib.planning import explain, scenario_model
+from unicron_lib.planning import explain, scenario_model, scenario_outlook
 from unicron_lib.planning.allocation import Allocation, Request, allocate
 from unicron_lib.planning.waf import Demand
 
@@ -66,7 +66,8 @@ class Job(_Keys):
 class Scenario(_Keys):
     """A cluster, what it loses, and the jobs that share the rest.
 
-    `nodes` may say by name which jobs train on a node, so that its loss can be asked for.
+    `nodes` may say by name which jobs train on a node, so that its loss can be asked for. With an `outlook` the answer
+    to a loss has alternatives.
     """
 
     cluster: Cluster
@@ -75,6 +76,7 @@ class Scenario(_Keys):
     nodes: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
     granularity_gpus: Annotated[int, Field(ge=1)] | None = None
     time_limit_s: NotNegative = 10.0
+    outlook: scenario_outlook.NodeOutlook | None = None
 
     @property
     def num_gpus(self) -> int:
@@ -141,7 +143,7 @@ def answer(scenario: Scenario, *, timer: Callable[[], float]) -> dict[str, Any]:
     request = Request(demands=demands, num_gpus=scenario.num_gpus, mtbf_gpu_s=scenario.cluster.mtbf_gpu_s)
     allocation = allocate(request, timer=timer, time_limit_s=scenario.time_limit_s)
     running = {job: num_gpus for job, num_gpus in allocation.gpus.items() if num_gpus}
-    return {
+    found = {
         "gpus": allocation.gpus,
         "layout": layouts_of(scenario, running),
         "gain": allocation.gain,
@@ -152,6 +154,16 @@ def answer(scenario: Scenario, *, timer: Callable[[], float]) -> dict[str, Any]:
         "solve_s": allocation.solve_s,
         "reason": _reason(scenario, allocation, demands),
     }
+    return found | _alternatives(scenario, demands, timer)
+
+
+def _alternatives(scenario: Scenario, demands: tuple[Demand, ...], timer: Callable[[], float]) -> dict[str, Any]:
+    """The key `alternatives` of the answer, if the scenario asks for it and has lost something."""
+    if scenario.outlook is None or not scenario.lost_nodes:
+        return {}
+    cluster = scenario.cluster.model_dump(exclude={"gpu"})
+    loss = scenario_outlook.loss_of(demands, lost_nodes=scenario.lost_nodes, **cluster)
+    return {"alternatives": scenario_outlook.as_json(scenario_outlook.weighed(scenario.outlook, loss, timer=timer))}
 
 
 def demands_of(scenario: Scenario) -> tuple[Demand, ...]:
