@@ -43,6 +43,7 @@ def _figures() -> "Iterator[Figure]":
     yield measure.allocations(num_jobs=128, num_gpus=32768, step=8, largest=1024, bar_s=0.2)
     yield from measure.tables(num_jobs=128, num_gpus=4096, largest=128, bar_s=1.0, lookup_bar_s=0.001)
     yield measure.placements(num_jobs=16, num_nodes=128, bar_s=0.05)
+    yield measure.placements(num_jobs=16, num_nodes=128, nodes_per_rack=16, bar_s=0.05)
 
 
 def _as_json(figure: "Figure") -> dict[str, Any]:

@@ -123,22 +123,29 @@ def tables(*, num_jobs: int, num_gpus: int, largest: int, bar_s: float, lookup_b
     return whole, one
 
 
-def placements(*, num_jobs: int, num_nodes: int, bar_s: float) -> Figure:
-    """Place new allocations after the loss of a node; right if all GPUs are distinct, healthy and as many as wanted."""
+def placements(*, num_jobs: int, num_nodes: int, nodes_per_rack: int = 0, bar_s: float) -> Figure:
+    """Place new allocations after the loss of a node; with racks, also where the solver has to find the fewest.
+
+    Right if all GPUs are distinct, healthy and as many as wanted, and if what moves is certified to be the least.
+    """
+    milp.warm_up()
     num_gpus = num_nodes * GPUS_PER_NODE
-    nodes = [Node(id=f"node-{n:03}", boot="0", address="", num_gpus=GPUS_PER_NODE) for n in range(num_nodes)]
+    racks = [f"rack-{n // nodes_per_rack}" if nodes_per_rack else "" for n in range(num_nodes)]
+    nodes = [Node(id=f"node-{n:03}", boot="0", address="", num_gpus=GPUS_PER_NODE, rack=rack) for n, rack in enumerate(racks)]
     took: list[Took] = []
     is_right = True
     for seed in range(NUM_SEEDS):
         request = instances.cluster(num_jobs=num_jobs, num_gpus=num_gpus, seed=seed)
-        held = placement.place({demand.job: demand.current_gpus for demand in request.demands}, {}, nodes)
+        unknown = [replace(node, rack="") for node in nodes]
+        held = placement.place({demand.job: demand.current_gpus for demand in request.demands}, {}, unknown)
         left = nodes[:seed] + nodes[seed + 1 :]
         wanted = solve(replace(request, num_gpus=num_gpus - GPUS_PER_NODE)).gpus
-        placed, spent = _timed(NUM_REPEATS, placement.place, wanted, held, left)
+        placed, spent = _timed(NUM_REPEATS, placement.arrange, wanted, held, left)
         took += spent
-        is_right = is_right and _fits(placed, wanted, left)
+        is_right = is_right and placed.certified and _fits(placed.slots, wanted, left)
+    beside = f" in racks of {nodes_per_rack}" if nodes_per_rack else ""
     return _figure(
-        f"placement of {num_jobs} jobs on {num_nodes} nodes of {GPUS_PER_NODE}", took, bar_s=bar_s, is_right=is_right
+        f"placement of {num_jobs} jobs on {num_nodes} nodes of {GPUS_PER_NODE}{beside}", took, bar_s=bar_s, is_right=is_right
     )
 
 

@@ -18,6 +18,9 @@ from unicron_lib.planning.knapsack import Counts, Floats, Integers, Options
 LARGEST_COEFFICIENT = 1e6
 """HiGHS goes wrong with raw FLOP (1e22), and with 1e6 still tells values apart that differ by 1e-9 of the largest."""
 
+INFEASIBLE = "infeasible"
+"""The status of a `Program` that nothing satisfies."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
@@ -79,6 +82,10 @@ class Answer:
 
 def minimise(program: Program, *, time_limit_s: float) -> Answer:
     """Solve a general program in integers. Raises nothing."""
+    nothing = np.zeros(0, dtype=np.int64)
+    if not len(program.cost):  # which cvxpy refuses
+        possible = program.holds(nothing)
+        return Answer(values=nothing if possible else None, proved=possible, status="optimal" if possible else INFEASIBLE)
     import cvxpy as cp
     from scipy.sparse import csr_array
 
@@ -95,7 +102,8 @@ def minimise(program: Program, *, time_limit_s: float) -> Answer:
         problem.solve(solver=cp.HIGHS, **_settings(time_limit_s, unit))
     except (cp.error.SolverError, ValueError) as error:
         return Answer(values=None, proved=False, status=f"{type(error).__name__}: {error}")
-    status = str(problem.status)
+    # all is bounded
+    status = str(problem.status).replace("infeasible_or_unbounded", INFEASIBLE)
     if status not in {cp.OPTIMAL, cp.OPTIMAL_INACCURATE, cp.USER_LIMIT} or x.value is None:
         return Answer(values=None, proved=False, status=status)
     values = np.rint(np.asarray(x.value)).astype(np.int64)

@@ -1,7 +1,7 @@
 """Which GPUs each job gets: whoever does not change stays put, whoever does moves as little as can be, certified."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -12,6 +12,9 @@ from unicron_lib.planning import packing, placement_model
 from unicron_lib.planning.packing import Counts, Move, Problem, Spot
 
 Slots = tuple[Slot, ...]
+
+BETTER_S = 0.5
+"""The solver may take so long where there is an answer that it could only better: jobs wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +64,6 @@ class CannotBePlaced(InfeasibleError):
         self.proved = proved
 
 
-Model = Callable[..., placement_model.Found]
-
-
 def place(
     wanted: Mapping[str, int], current: Mapping[str, Slots], nodes: Sequence[Node], rules: Rules = FREELY
 ) -> dict[str, Slots]:
@@ -75,8 +75,9 @@ def arrange(wanted: Mapping[str, int], current: Mapping[str, Slots], nodes: Sequ
     """Place all jobs on `nodes`; neighbours on a node are neighbours in rank.
 
     A job whose size stays and whose GPUs are all among `nodes` keeps them as they are. Others move as few ranks as can
-    be, then span as few racks, then few nodes; the solver is asked only where the quick way may not have
-    reached that. Raises ValueError if `wanted` exceeds the GPUs of `nodes`, CannotBePlaced if the rules forbid it.
+    be, then span as few racks; of their nodes they take few, the tightest first. The solver is asked only where the
+    quick way may have missed that. Raises ValueError if `wanted` exceeds the GPUs of `nodes`, CannotBePlaced if the
+    rules leave no way.
     """
     offered = {slot for node in nodes for slot in node.slots}
     if sum(wanted.values()) > len(offered):
@@ -128,7 +129,8 @@ def _search(problem: Problem, time_limit_s: float) -> tuple[Counts, bool, Method
         stuck = error.job
     if quick is not None and packing.score(problem, quick) <= least:
         return quick, True, Method.PACKED
-    found = placement_model.keeping(problem, time_limit_s=time_limit_s)
+    limit_s = min(time_limit_s, BETTER_S) if quick is not None else time_limit_s
+    found = placement_model.keeping(problem, time_limit_s=limit_s)
     if found.counts is None and quick is None:
         found = placement_model.moving(problem, time_limit_s=time_limit_s)
     solved = found.counts

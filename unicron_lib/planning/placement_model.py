@@ -1,18 +1,18 @@
 """Placement as an integer programme, for what the quick way does not settle.
 
-While the jobs can keep as many GPUs as there is any hope for, the least that moves is a constraint and only racks and
-nodes are left to choose: `keeping`. Else ranks, racks and nodes are weighed against each other: `moving`.
+While the jobs can keep as many GPUs as there is any hope for, the least that moves is a constraint and only racks are
+left to choose: `keeping`. Else ranks and racks are weighed against each other: `moving`.
 """
 
-import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from unicron_lib.planning import milp
-from unicron_lib.planning.packing import Counts, Move, Problem, Spot
+from unicron_lib.planning.knapsack import Integers
+from unicron_lib.planning.packing import Counts, Move, NoRoom, Problem, Spot, pack, score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,72 +24,82 @@ class Found:
 
 
 def keeping(problem: Problem, *, time_limit_s: float) -> Found:
-    """The fewest racks, then the fewest nodes, when every job keeps all that it can."""
-    return _solve(_Model(problem=problem, keeps=True), time_limit_s)
+    """The fewest racks when every job keeps all that it can; of the nodes in them as few as the quick way takes.
+
+    Nodes that take any number of jobs in any share are alike within a rack: then the model is one of racks.
+    """
+    is_free = not problem.is_limited and all(move.group_gpus == 1 for move in problem.moves)
+    found = _solve(_by_rack(problem) if is_free else problem, keeps=True, time_limit_s=time_limit_s)
+    if found.counts is None:
+        return found
+    quotas = found.counts if is_free else _sums(problem, found.counts)
+    return Found(counts=_tidied(problem, quotas, None if is_free else found.counts), proved=found.proved)
 
 
 def moving(problem: Problem, *, time_limit_s: float) -> Found:
-    """The fewest ranks that move, then racks, then nodes."""
-    return _solve(_Model(problem=problem, keeps=False), time_limit_s)
+    """The fewest ranks that move, then the fewest racks."""
+    found = _solve(problem, keeps=False, time_limit_s=time_limit_s)
+    if found.counts is None:
+        return found
+    return Found(counts=_tidied(problem, _sums(problem, found.counts), found.counts), proved=found.proved)
 
 
-INFEASIBLE = "infeasible"
+def _by_rack(problem: Problem) -> Problem:
+    """The same with racks in place of their nodes."""
+    room: dict[str, int] = defaultdict(int)
+    for spot in problem.spots.values():
+        room[spot.rack] += spot.room
+    held = _sums(problem, {move.job: dict(move.held) for move in problem.moves})
+    moves = (Move(job=m.job, num_gpus=m.num_gpus, group_gpus=1, held=held[m.job]) for m in problem.moves)
+    return Problem(spots={rack: Spot(rack=rack, room=number) for rack, number in room.items()}, moves=tuple(moves))
 
 
-def _solve(model: "_Model", time_limit_s: float) -> Found:
+def _sums(problem: Problem, counts: Counts) -> Counts:
+    """GPUs by job and rack."""
+    sums: Counts = {}
+    for job, on_nodes in counts.items():
+        in_rack: dict[str, int] = defaultdict(int)
+        for node, number in on_nodes.items():
+            in_rack[problem.spots[node].rack] += number
+        sums[job] = dict(in_rack)
+    return sums
+
+
+def _tidied(problem: Problem, quotas: Counts, found: Counts | None) -> Counts:
+    """The quick way within each rack, where it keeps what the solver `found`: that may be scattered over nodes."""
+    tidy: Counts = {move.job: {} for move in problem.moves}
+    try:
+        for rack in sorted({spot.rack for spot in problem.spots.values()}):
+            spots = {node: spot for node, spot in problem.spots.items() if spot.rack == rack}
+            moves = (
+                Move(
+                    job=move.job,
+                    num_gpus=quotas[move.job].get(rack, 0),
+                    group_gpus=move.group_gpus,
+                    held={node: number for node, number in move.held.items() if node in spots},
+                )
+                for move in problem.moves
+            )
+            for job, got in pack(Problem(spots=spots, moves=tuple(moves))).items():
+                tidy[job] |= got
+    except NoRoom:
+        assert found is not None, "without limits and groups whatever a rack has room for fits"
+        return found
+    return tidy if found is None or score(problem, tidy) <= score(problem, found) else found
+
+
+def _solve(problem: Problem, *, keeps: bool, time_limit_s: float) -> Found:
+    model = _Model(problem=problem, keeps=keeps)
     model.build()
     answer = milp.minimise(model.program(), time_limit_s=time_limit_s)
     if answer.values is None:
-        return Found(counts=None, proved=answer.status == INFEASIBLE)
+        return Found(counts=None, proved=answer.status == milp.INFEASIBLE)
     return Found(counts=model.counts(answer.values), proved=answer.proved)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bin:
-    """Nodes that are alike. More than one can only be had whole, by `room`."""
-
-    names: tuple[str, ...]
-    spot: Spot
-    held: Mapping[str, int]
-
-
-def _bins(problem: Problem, *, aggregate: bool) -> list[_Bin]:
-    """The nodes, those in numbers that are alike as one bin, except as many as fragments may be needed of.
-
-    Where all sizes of groups divide each other and the room, a solution can be rearranged on nodes that are alike so
-    that no more of them than jobs are broken into: the bins lose nothing.
-    """
-    held: dict[str, dict[str, int]] = defaultdict(dict)
-    for move in problem.moves:
-        for node, number in move.held.items():
-            held[node][move.job] = number
-    alike: dict[object, list[str]] = defaultdict(list)
-    for node, spot in sorted(problem.spots.items()):
-        mine = held[node]
-        if not spot.room:
-            continue
-        is_plain = not mine or list(mine.values()) == [spot.room]
-        alike[(spot.rack, spot.room, tuple(mine)) if aggregate and is_plain else node].append(node)
-    bins: list[_Bin] = []
-    for names in alike.values():
-        spot, mine = problem.spots[names[0]], held[names[0]]
-        single = names[: len(problem.moves)]
-        bins += [_Bin(names=(name,), spot=spot if len(names) > 1 else problem.spots[name], held=mine) for name in single]
-        if len(names) > len(single):
-            bins.append(_Bin(names=tuple(names[len(single) :]), spot=spot, held=mine))
-    return bins
-
-
-def _are_nested(problem: Problem) -> bool:
-    sizes = sorted({move.group_gpus for move in problem.moves})
-    return all(large % small == 0 for small, large in itertools.pairwise(sizes)) and all(
-        spot.room % sizes[-1] == 0 for spot in problem.spots.values()
-    )
 
 
 @dataclass(slots=True, kw_only=True)
 class _Model:
-    """Collects columns and rows; `uses` are the columns that stand for GPUs: job, bin, GPUs that one unit means."""
+    """Collects columns and rows; `groups` are the columns that count the groups of a job on a spot."""
 
     problem: Problem
     keeps: bool
@@ -99,22 +109,27 @@ class _Model:
     entries: list[tuple[int, int, int]] = field(default_factory=list)
     limits: list[int] = field(default_factory=list)
     exact: list[bool] = field(default_factory=list)
-    uses: dict[int, tuple[Move, _Bin, int]] = field(default_factory=dict)
-    seats: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    rooms: dict[tuple[str, ...], list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    groups: dict[int, tuple[Move, str]] = field(default_factory=dict)
 
     def build(self) -> None:
         """Fill in everything."""
-        problem = self.problem
-        bins = _bins(problem, aggregate=self.keeps and not problem.is_limited and _are_nested(problem))
-        kept = self._kept_by_growing(bins)
-        for move in problem.moves:
-            self._job(move, bins, kept)
-        for one in bins:
-            whole = len(one.names) > 1
-            self._row(self.rooms[one.names], len(one.names) if whole else one.spot.room)
-            if one.spot.seats is not None:
-                self._row([(column, 1) for column in self.seats[one.names[0]]], one.spot.seats)
+        kept = self._kept_by_growing()
+        present: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        used: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for move in self.problem.moves:
+            in_rack: dict[str, list[tuple[int, int]]] = defaultdict(list)
+            for node, spot in self.problem.spots.items():
+                for column in self._use(move, node, kept[node]):
+                    used[node].append((column, move.group_gpus))
+                    in_rack[spot.rack].append((column, move.group_gpus))
+                    if spot.seats is not None:
+                        present[node].append((self._switch(column), 1))
+            self._row([entry for entries in in_rack.values() for entry in entries], move.num_gpus, exact=True)
+            self._enter(move, in_rack)
+        for node, spot in self.problem.spots.items():
+            self._row(used[node], spot.room)
+            if spot.seats is not None:
+                self._row(present[node], spot.seats)
 
     def program(self) -> milp.Program:
         """For the solver."""
@@ -127,34 +142,21 @@ class _Model:
             exact=np.array(self.exact, dtype=np.bool_),
         )
 
-    def counts(self, values: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> Counts:
-        """The GPUs by job and node that the solver's `values` mean."""
+    def counts(self, values: Integers) -> Counts:
+        """The GPUs by job and spot that the solver's `values` mean."""
         found: Counts = {move.job: {} for move in self.problem.moves}
-        taken: dict[tuple[str, ...], int] = defaultdict(int)
-        for column, (move, one, unit) in self.uses.items():
-            number = int(values[column])
-            if not number:
-                continue
-            if len(one.names) == 1:
-                found[move.job][one.names[0]] = number * unit
-                continue
-            first = taken[one.names]
-            taken[one.names] += number
-            found[move.job].update(dict.fromkeys(one.names[first : first + number], unit))
+        for column, (move, node) in self.groups.items():
+            if number := int(values[column]):
+                found[move.job][node] = number * move.group_gpus
         return found
 
-    def _kept_by_growing(self, bins: list[_Bin]) -> dict[str, int]:
-        growing = {move.job for move in self.problem.moves if move.grows}
-        return {one.names[0]: sum(held for job, held in one.held.items() if job in growing) for one in bins}
-
-    @property
-    def _rack_cost(self) -> int:
-        return 1 + sum(min(move.num_gpus // move.group_gpus, len(self.problem.spots)) for move in self.problem.moves)
-
-    @property
-    def _move_cost(self) -> int:
-        racks = len({spot.rack for spot in self.problem.spots.values()})
-        return self._rack_cost * (1 + racks * len(self.problem.moves))
+    def _kept_by_growing(self) -> dict[str, int]:
+        kept = dict.fromkeys(self.problem.spots, 0)
+        for move in self.problem.moves:
+            if move.grows:
+                for node, number in move.held.items():
+                    kept[node] += number
+        return kept
 
     def _column(self, lower: int, upper: int, cost: int) -> int:
         self.lower.append(lower)
@@ -168,42 +170,35 @@ class _Model:
             self.limits.append(limit)
             self.exact.append(exact)
 
-    def _job(self, move: Move, bins: list[_Bin], kept: Mapping[str, int]) -> None:
-        gpus: list[tuple[int, int]] = []
-        in_rack: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for one in bins:
-            for column, unit, present in self._uses(move, one, kept[one.names[0]]):
-                gpus.append((column, unit))
-                in_rack[one.spot.rack].append((column, unit))
-                self.uses[column] = (move, one, unit)
-                if present is not None:
-                    self.seats[one.names[0]].append(present)
-        self._row(gpus, move.num_gpus, exact=True)
-        for rack, columns in in_rack.items():
-            if rack:
-                most = min(move.num_gpus, sum(self.upper[column] * unit for column, unit in columns))
-                entered = self._column(0, 1, self._rack_cost)
-                self._row([*columns, (entered, -most)], 0)
-
-    def _uses(self, move: Move, one: _Bin, kept: int) -> Iterator[tuple[int, int, int | None]]:
-        """The column of the job's use of a bin, if it can use it: column, GPUs of one unit, column of its presence."""
-        size, held, room = move.group_gpus, one.held.get(move.job, 0), one.spot.room
-        if len(one.names) > 1:
-            if held or (move.grows and not kept):
-                column = self._column(len(one.names) if held and move.grows else 0, len(one.names), 1)
-                self.rooms[one.names].append((column, 1))
-                yield column, room, None
-            return
+    def _use(self, move: Move, node: str, kept: int) -> Iterator[int]:
+        """The column of the job's groups on a spot, if it can have any."""
+        size, held, room = move.group_gpus, move.held.get(node, 0), self.problem.spots[node].room
         lower, upper = 0, min(room, move.num_gpus) // size
         if self.keeps:
             lower = held // size if move.grows else 0
-            upper = (held + max(0, room - kept)) // size if move.grows else held // size
+            upper = (held + max(0, room - kept)) // size if move.grows else min(held, move.num_gpus) // size
         if not upper:
             return
-        column, present = self._column(lower, upper, 0), self._column(1 if lower else 0, 1, 1)
-        self._row([(column, 1), (present, -upper)], 0)
-        self.rooms[one.names].append((column, size))
-        if not self.keeps and held:
-            stays = self._column(0, held // size, -self._move_cost * size)
+        column = self._column(lower, upper, 0)
+        self.groups[column] = move, node
+        if held and not self.keeps:
+            stays = self._column(0, held // size, -size * self._worth_of_staying)
             self._row([(stays, 1), (column, -1)], 0)
-        yield column, size, present
+        yield column
+
+    def _switch(self, column: int) -> int:
+        """A column that is 1 if `column` is not 0."""
+        switch = self._column(int(self.lower[column] > 0), 1, 0)
+        self._row([(column, 1), (switch, -self.upper[column])], 0)
+        return switch
+
+    def _enter(self, move: Move, in_rack: dict[str, list[tuple[int, int]]]) -> None:
+        for rack, columns in in_rack.items():
+            if rack:
+                most = min(move.num_gpus, sum(self.upper[column] * size for column, size in columns))
+                self._row([*columns, (self._column(0, 1, 1), -most)], 0)
+
+    @property
+    def _worth_of_staying(self) -> int:
+        """More than all racks that all jobs could span."""
+        return 1 + len({spot.rack for spot in self.problem.spots.values()}) * len(self.problem.moves)
