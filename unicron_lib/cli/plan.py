@@ -2,12 +2,14 @@
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from unicron_lib.errors import UserError
+from unicron_lib.cli import money
+from unicron_lib.errors import InfeasibleError, UserError
 
 USAGE = 2
 INFEASIBLE = 3
@@ -41,10 +43,14 @@ def plan(
     Exit code 2 for a broken file, 3 if the jobs that must run do not fit.
     """
     from unicron_lib.planning import scenario, whatif
-    from unicron_lib.planning.allocation import NotEnoughGpus
 
     try:
-        before = scenario.read(file)
+        document = scenario.load(file)
+        if isinstance(document, Mapping) and "pools" in document:
+            _refuse(join, launch, diff, plot)
+            money.plan_pools(document, lose=lose or (), finish=finish or (), as_json=as_json)
+            return
+        before = scenario.parse(document)
         jobs = [whatif.job_to_launch(path) for path in launch or ()]
         changes: dict[str, Any] = {"lose": lose or (), "join": join, "finish": finish or (), "launch": jobs}
         asked = whatif.changed(before, **changes)
@@ -54,7 +60,7 @@ def plan(
         answer |= {"diff": whatif.difference(other, answer)} if other else {}
         if plot:
             _draw(plot, before, asked, answer)
-    except NotEnoughGpus as error:
+    except InfeasibleError as error:
         _refuse_infeasible(error, as_json=as_json)
     except UserError as error:
         typer.echo(f"Error: {error}", err=True)
@@ -66,9 +72,15 @@ def plan(
             _show(asked, answer)
 
 
-def _refuse_infeasible(error: Any, *, as_json: bool) -> None:
+def _refuse(*options: object) -> None:
+    if any(options):
+        raise UserError("of a scenario with pools only --lose POOL and --finish JOB can be asked: edit the file for the rest")
+
+
+def _refuse_infeasible(error: InfeasibleError, *, as_json: bool) -> None:
     if as_json:
-        found = {"error": "infeasible", "message": str(error), "required": error.required, "available": error.available}
+        numbers = {key: getattr(error, key, None) for key in ("required", "available")}
+        found = {"error": "infeasible", "message": str(error), **numbers}
         typer.echo(json.dumps(found))
     else:
         advice = "Lower a min_gpus, drop a must_run, or add nodes."
@@ -113,6 +125,8 @@ def _show(asked: Any, answer: dict[str, Any]) -> None:
     certificate = "optimum" if answer["optimal"] else f"gap {answer['gap']:.2%}"
     told = f"Gain {answer['gain']:.4g} FLOP until the next failure ({certificate}), {answer['solve_s']:.2f} s"
     screen.print(told, highlight=False)
+    if "alternatives" in answer:
+        money.show_alternatives(answer["alternatives"])
     if "diff" in answer:
         screen.print(_told(answer["diff"]), highlight=False, markup=False, soft_wrap=True)
 

@@ -128,7 +128,7 @@ def parse(document: object) -> Scenario:
     try:
         scenario = Scenario.model_validate(document)
     except ValidationError as error:
-        raise UserError(_sentence(error, document)) from None
+        raise UserError(sentence(error, document)) from None
     _check_capacity(scenario)
     _check_nodes(scenario)
     for job in scenario.jobs:
@@ -294,7 +294,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _sentence(error: ValidationError, document: Mapping[Any, Any]) -> str:
+def sentence(error: ValidationError, document: Mapping[Any, Any]) -> str:
     """The first finding of pydantic as `job gpt-a: weight is -1: input should be greater than 0`."""
     found = error.errors()[0]
     where = [str(part) for part in found["loc"] if part != "[key]"]
