@@ -12,6 +12,7 @@ from unicron_lib.domain.actions import Respond
 from unicron_lib.domain.events import PlanDecided, RecoveryCompleted
 from unicron_lib.domain.plans import Plan
 from unicron_lib.errors import ControllerError
+from unicron_lib.planning.placement import Rules
 from unicron_lib.planning.planner import make_plan
 
 log = logging.getLogger("unicron.planning")
@@ -30,6 +31,7 @@ async def decide_plan(respond: Respond) -> Plan:
         mtbf_gpu_s=found.settings.mtbf_gpu_s,
         granularity_gpus=found.settings.granularity_gpus or None,
         spare_gpus=found.settings.spare_gpus,
+        rules=Rules(max_jobs_per_node=found.settings.max_jobs_per_node or None),
         time_limit_s=found.settings.solve_limit_s,
         timer=time.perf_counter,
     )
