@@ -13,7 +13,7 @@ DEFAULT_MTBF_GPU_S = 6.2e7
 
 NUMBERS = (
     *("mtbf_gpu_s", "granularity_gpus", "spare_gpus", "solve_limit_s", "drain_s", "command_s", "first_iteration_s"),
-    "max_jobs_per_node",
+    *("repair_s", "replace_s", "node_dollars_per_h", "dollars_per_eflop", "max_jobs_per_node"),
 )
 COUNTS = ("granularity_gpus", "spare_gpus", "max_jobs_per_node")
 
@@ -25,6 +25,8 @@ class Settings:
     Allocations are multiples of `granularity_gpus`; 0 means
     that every size a job's table offers may be had. `spare_gpus` are held back for the next node loss. At most
     `max_jobs_per_node` jobs share a node, any number if it is 0. All `_s` are seconds.
+    With a `repair_s` above 0, plans for a node loss compare what else could be done, at these prices; a `dollars_per_eflop`
+    of 0 means that nobody has said what FLOP are worth.
     """
 
     store_url: str
@@ -38,6 +40,10 @@ class Settings:
     drain_s: float = 10.0
     command_s: float = 60.0
     first_iteration_s: float = 180.0
+    repair_s: float = 0.0
+    replace_s: float = 600.0
+    node_dollars_per_h: float = 0.0
+    dollars_per_eflop: float = 0.0
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> "Settings":

@@ -6,13 +6,20 @@ import time
 from dataclasses import replace
 
 import pytest
+from scenes import running_pair
 
+from unicron_lib.domain.actions import Respond
+from unicron_lib.domain.events import PlanDecided
+from unicron_lib.domain.failures import ErrorKind
 from unicron_lib.domain.plans import Alternative, AlternativeKind
 from unicron_lib.errors import UserError
+from unicron_lib.journal import state_json
 from unicron_lib.planning.allocation import Allocation, Request, allocate
 from unicron_lib.planning.alternatives import Loss, Outlook, compare
+from unicron_lib.planning.planner import make_plan
 from unicron_lib.planning.pools import no_solver
 from unicron_lib.planning.waf import Demand
+from unicron_lib.report import incident_markdown
 
 WAIT, SHRINK, TAKE, REPLACE = AlternativeKind
 TABLE = {8: 1.0e15, 16: 1.9e15, 24: 2.7e15, 32: 3.4e15}
@@ -144,3 +151,34 @@ def test_an_outlook_refuses_what_is_no_time_or_price(figure: float) -> None:
         Outlook(repair_s=figure, replace_s=1.0)
     with pytest.raises(UserError, match="dollars_per_eflop is"):
         Outlook(repair_s=1.0, replace_s=1.0, dollars_per_eflop=figure)
+
+
+def test_a_plan_for_a_lost_node_tells_its_alternatives_and_explain_shows_them() -> None:
+    scene = running_pair()
+    scene.lose("node-1")
+    scene.now += 5
+    action = scene.decide()
+    assert isinstance(action, Respond)
+    settings = {"measured": {}, "mtbf_gpu_s": 6.2e7, "granularity_gpus": 2, "timer": time.perf_counter}
+    plain = make_plan(scene.state, action, **settings)  # type: ignore[arg-type]
+    plan = make_plan(scene.state, action, outlook=OUTLOOK, **settings)  # type: ignore[arg-type]
+    assert (plain.alternatives, plain.id) == ((), plan.id)
+    ways = {it.kind: it for it in plan.alternatives}
+    assert set(ways) == set(AlternativeKind)
+    assert ways[TAKE].gpus == dict(plan.gpus)
+    scene.tell(PlanDecided(id=plan.id, at=scene.now, plan=plan, supersedes=None))
+    assert state_json.validate_json(state_json.dump_json(scene.state)).plans[plan.id].plan.alternatives == plan.alternatives
+    (incident,) = plan.incidents
+    told = incident_markdown(scene.state, incident)
+    assert "## Alternatives" in told
+    assert "| **best** replace |" in told
+
+
+def test_a_crashed_rank_has_no_alternatives() -> None:
+    scene = running_pair()
+    scene.fail(ErrorKind.PROCESS_EXIT, "gpt-a")
+    scene.now += 5
+    action = scene.decide()
+    assert isinstance(action, Respond)
+    plan = make_plan(scene.state, action, measured={}, mtbf_gpu_s=6.2e7, outlook=OUTLOOK, timer=time.perf_counter)
+    assert plan.alternatives == ()

@@ -9,9 +9,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from unicron_lib.domain.cluster import Node
 from unicron_lib.domain.plans import Alternative, AlternativeKind
 from unicron_lib.errors import UserError
-from unicron_lib.planning.allocation import Allocation, NotEnoughGpus, Request
+from unicron_lib.planning.allocation import Allocation, NotEnoughGpus, Request, allocate
+from unicron_lib.planning.pools import no_solver
 from unicron_lib.planning.waf import Demand, cost, gain, running_s
 
 ENDLESS_GPU_S = 1e18
@@ -79,6 +81,25 @@ def compare(loss: Loss, outlook: Outlook, *, share: Share) -> tuple[Alternative,
     return tuple(replace(it, best=it is first, reason=_reason(loss, outlook, it, first, priced)) for it in priced)
 
 
+def of_nodes(
+    request: Request, left: Sequence[Node], lost: Sequence[Node], outlook: Outlook, *, timer: Callable[[], float]
+) -> tuple[Alternative, ...]:
+    """The alternatives of a plan that shares the GPUs of the nodes `left`, by the dynamic programme."""
+    loss = Loss(
+        demands=request.demands,
+        num_gpus=sum(node.num_gpus for node in left),
+        lost_gpus=sum(node.num_gpus for node in lost),
+        num_nodes=len(left),
+        lost_nodes=len(lost),
+        mtbf_gpu_s=request.mtbf_gpu_s,
+    )
+
+    def share(wanted: Request) -> Allocation:
+        return allocate(wanted, timer=timer, solve=no_solver)
+
+    return compare(loss, outlook, share=share)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
     """Two phases of one alternative."""
@@ -111,7 +132,7 @@ def _ways(loss: Loss, back_s: float, share: Share) -> dict[AlternativeKind, _Way
 def _first_phases(loss: Loss, demands: Sequence[Demand], back_s: float, share: Share) -> list[Gpus]:
     """The best allocations of what is left, for the time until the node is back and as if it never came back."""
     found: list[Gpus] = []
-    for seconds in {min(back_s, loss.horizon_s), loss.horizon_s}:
+    for seconds in (min(back_s, loss.horizon_s), loss.horizon_s):
         try:
             gpus = share(_lasting(demands, loss.num_gpus, seconds)).gpus
         except NotEnoughGpus:

@@ -9,8 +9,9 @@ from unicron_lib.domain.actions import Respond
 from unicron_lib.domain.cluster import ClusterState, Node, NodeStatus
 from unicron_lib.domain.jobs import JobState, JobStatus
 from unicron_lib.domain.plans import Assignment, Plan, PlanKind, Slot, content_id
-from unicron_lib.planning import explain, failure_rate, placement, spares, throughput, transition, transition_cost
+from unicron_lib.planning import alternatives, explain, failure_rate, placement, spares, throughput, transition, transition_cost
 from unicron_lib.planning.allocation import NotEnoughGpus, Request, allocate
+from unicron_lib.planning.alternatives import Outlook
 from unicron_lib.planning.fitting import Fitted, fit
 from unicron_lib.planning.placement import FREELY, Rules
 from unicron_lib.planning.reachability import CheckpointFormat, reachable
@@ -33,6 +34,7 @@ def make_plan(  # noqa: PLR0913 a plan has many sides
     spare_gpus: int = 0,
     rules: Rules = FREELY,
     checkpoint_formats: Mapping[str, CheckpointFormat] = ANY_LAYOUT,
+    outlook: Outlook | None = None,
     time_limit_s: float = 10.0,
     timer: Callable[[], float],
 ) -> Plan:
@@ -40,7 +42,8 @@ def make_plan(  # noqa: PLR0913 a plan has many sides
 
     `measured` holds FLOP/s by job and number of GPUs, for jobs without a table of their own. `mtbf_gpu_s` is what is
     believed before anything has failed; what the cluster has seen corrects it. `spare_gpus` are kept for the next loss,
-    as long as no job that must run needs them. Placements keep to `rules`; `checkpoint_formats` holds, by job, the
+    as long as no job that must run needs them. With an `outlook` the plan for a node loss has alternatives.
+    Placements keep to `rules`; `checkpoint_formats` holds, by job, the
     format of its newest checkpoint where not any layout can load it. A reattempt or restart
     keeps every job where it is and asks no solver; if GPUs that it needs are gone, it becomes a reallocation. A job
     that gets no GPUs is paused with a reason. Raises UserError for a throughput that is not finite or negative.
@@ -56,7 +59,11 @@ def make_plan(  # noqa: PLR0913 a plan has many sides
     wished = spares.held_back(spare_gpus, total_gpus=scene.total_gpus, healthy_gpus=scene.num_gpus)
     share = partial(fit, share=partial(allocate, timer=timer, time_limit_s=time_limit_s), place=scene.place)
     fitted, held = _fitted(request, wished, share)
-    return _reallocation(replace(scene, held_gpus=held), fitted, demands)
+    plan = _reallocation(replace(scene, held_gpus=held), fitted, demands)
+    lost = scene.just_lost
+    if outlook is None or not lost:
+        return plan
+    return replace(plan, alternatives=alternatives.of_nodes(request, scene.nodes, lost, outlook, timer=timer))
 
 
 def current_slots(job: JobState) -> tuple[Slot, ...]:
