@@ -4,6 +4,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -145,6 +146,33 @@ def test_powers_of_two_always_pack(sizes: list[int]) -> None:
     placed = arrange(wanted, {}, nodes, Rules(group_gpus=wanted))
     assert placed.certified
     assert all(len({slot.node for slot in held}) == 1 for held in placed.slots.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(dice=st.randoms(use_true_random=False), groups=st.sampled_from([1, 2]), limit=st.sampled_from([None, 2]))
+def test_names_of_nodes_do_not_matter_and_who_does_not_change_is_left_alone(
+    dice: random.Random, groups: int, limit: int | None
+) -> None:
+    """A cluster with a lost node, and the same with its nodes named the other way round."""
+    nodes = [node(i, 4, f"r{i // 3}") for i in range(9)]
+    sizes = {f"job-{i}": groups * dice.randint(1, 4) for i in range(4)}
+    rules = Rules(group_gpus=dict.fromkeys(sizes, groups), max_jobs_per_node=limit)
+    current = arrange(sizes, {}, nodes, rules).slots
+    lost = dice.choice(nodes).id
+    wanted = {job: size if dice.random() < 0.5 else groups * dice.randint(0, 4) for job, size in sizes.items()}
+    renamed = {one.id: f"node-{8 - i:02}" for i, one in enumerate(nodes)}
+    mirrored = {job: tuple(Slot(renamed[slot.node], slot.gpu) for slot in held) for job, held in current.items()}
+    left = [one for one in nodes if one.id != lost]
+    placed = arrange(wanted, current, left, rules)
+    other = arrange(wanted, mirrored, [replace(one, id=renamed[one.id]) for one in left], rules)
+    assert placed.certified
+    assert other.certified
+    assert (placed.moved, placed.racks) == (other.moved, other.racks)
+    for job, held in current.items():
+        if len(held) == wanted[job] and lost not in {slot.node for slot in held}:
+            assert placed.slots[job] == held
+    shared = Counter(name for held in placed.slots.values() for name in {slot.node for slot in held})
+    assert limit is None or max(shared.values(), default=0) <= limit
 
 
 def test_groups_never_span_nodes_and_ranks_of_a_group_are_neighbours() -> None:

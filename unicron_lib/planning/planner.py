@@ -143,15 +143,19 @@ class _Scene:
 
     def _hindrance(self, job: JobState, num_gpus: int) -> str | None:
         """Why the job's state cannot be loaded into its layout on so many GPUs; None if it can."""
+        written = self.checkpoint_formats.get(job.spec.job, CheckpointFormat.FULLY_RESHARDABLE)
+        if written is CheckpointFormat.FULLY_RESHARDABLE:
+            return None
         newest = next((a for a in (job.pending, job.assignment) if a and a.generation == job.generation), None)
         layout = newest.layout if newest else None
-        written = self.checkpoint_formats.get(job.spec.job, CheckpointFormat.FULLY_RESHARDABLE)
         return reachable(job.spec.layout(num_gpus), written, layout, saved=layout)
 
     @property
     def hindrances(self) -> tuple[str, ...]:
         """What would be needed for layouts that are left out."""
-        sizes = {name: job.spec.sizes(self.num_gpus) for name, job in self.jobs.items()}
+        sizes = {
+            name: self.jobs[name].spec.sizes(self.num_gpus) for name in sorted(self.checkpoint_formats) if name in self.jobs
+        }
         found = ((name, self._hindrance(self.jobs[name], size)) for name, own in sizes.items() for size in own)
         return tuple(dict.fromkeys(f"{name} keeps to layouts that can load its state: {why}" for name, why in found if why))
 
