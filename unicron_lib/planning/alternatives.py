@@ -132,7 +132,7 @@ def _ways(loss: Loss, back_s: float, share: Share) -> dict[AlternativeKind, _Way
 def _first_phases(loss: Loss, demands: Sequence[Demand], back_s: float, share: Share) -> list[Gpus]:
     """The best allocations of what is left, for the time until the node is back and as if it never came back."""
     found: list[Gpus] = []
-    for seconds in (min(back_s, loss.horizon_s), loss.horizon_s):
+    for seconds in dict.fromkeys((min(back_s, loss.horizon_s), loss.horizon_s)):
         try:
             gpus = share(_lasting(demands, loss.num_gpus, seconds)).gpus
         except NotEnoughGpus:
@@ -143,7 +143,8 @@ def _first_phases(loss: Loss, demands: Sequence[Demand], back_s: float, share: S
 
 def _best(loss: Loss, firsts: Sequence[Gpus], later: Sequence[Demand], back_s: float, share: Share) -> _Way:
     """The first phase with which both together gain most, when `later` says what jobs may get once the node is back."""
-    ways = [_Way(gpus=gpus, flop=_first(loss, gpus, back_s) + _second(loss, gpus, later, back_s, share)) for gpus in firsts]
+    distinct = [gpus for index, gpus in enumerate(firsts) if gpus not in firsts[:index]]
+    ways = [_Way(gpus=gpus, flop=_first(loss, gpus, back_s) + _second(loss, gpus, later, back_s, share)) for gpus in distinct]
     return max(ways, key=lambda way: way.flop)
 
 

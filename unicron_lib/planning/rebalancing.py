@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unicron_lib.errors import InfeasibleError
-from unicron_lib.planning import gains, milp, pools
+from unicron_lib.planning import gains, milp, pools, sifting
 from unicron_lib.planning.knapsack import Floats
 from unicron_lib.planning.pools import Market, Offer, Pool, PoolPlan
 from unicron_lib.planning.waf import Demand, gain
@@ -52,7 +52,7 @@ def rebalance(
     uses, limits = _rows(market, columns)
     owners = np.array([column.owner for column in columns], dtype=np.int64)
     worth = np.array([column.gain for column in columns], dtype=np.int64)
-    choice = milp.choose(worth, owners, uses, limits, time_limit_s=time_limit_s, rel_gap=rel_gap)
+    choice = sifting.choose(worth, owners, uses, limits, time_limit_s=time_limit_s, rel_gap=rel_gap, timer=timer)
     chosen = _picked(market, columns, choice)
     method = "milp" if chosen else "pinned"
     chosen = chosen or _as_recovered(market, unit, timer)
