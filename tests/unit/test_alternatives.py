@@ -124,6 +124,18 @@ def test_taking_is_never_worse_than_shrinking_and_a_later_repair_never_better(se
     assert WAIT not in late or late[WAIT].flop <= early[WAIT].flop * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seconds", [0.0, 1e-3, 1e12])
+def test_repairs_at_once_and_never_are_priced_too(seed: int, seconds: float) -> None:
+    loss = random_loss(seed)
+    ways = found(loss, replace(OUTLOOK, repair_s=seconds, replace_s=seconds))
+    assert all(math.isfinite(it.flop) for it in ways.values())
+    if seconds > loss.horizon_s:
+        alone = share(Request(demands=loss.demands, num_gpus=loss.num_gpus, mtbf_gpu_s=loss.mtbf_gpu_s))
+        assert ways[TAKE].flop == pytest.approx(alone.gain)
+        assert ways[TAKE].gpus == alone.gpus
+
+
 def test_what_cannot_be_done_is_not_offered() -> None:
     """Another job has lost GPUs too: it can neither be left alone, nor is there anything to wait for."""
     full = replace(LOSS, num_gpus=24, num_nodes=3)
