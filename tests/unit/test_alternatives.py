@@ -178,12 +178,15 @@ def test_a_plan_for_a_lost_node_tells_its_alternatives_and_explain_shows_them() 
     ways = {it.kind: it for it in plan.alternatives}
     assert set(ways) == set(AlternativeKind)
     assert ways[TAKE].gpus == dict(plan.gpus)
+    never = make_plan(scene.state, action, outlook=replace(OUTLOOK, repair_s=1e9, replace_s=1e9), **settings)  # type: ignore[arg-type]
+    assert never.reason == plain.reason
     scene.tell(PlanDecided(id=plan.id, at=scene.now, plan=plan, supersedes=None))
     assert state_json.validate_json(state_json.dump_json(scene.state)).plans[plan.id].plan.alternatives == plan.alternatives
     (incident,) = plan.incidents
     told = incident_markdown(scene.state, incident)
     assert "## Alternatives" in told
     assert "| **best** replace |" in told
+    assert "Better still, if it can be done: replace, " in plan.reason
 
 
 def test_a_crashed_rank_has_no_alternatives() -> None:

@@ -100,6 +100,13 @@ def of_nodes(
     return compare(loss, outlook, share=share)
 
 
+def advice(ways: Sequence[Alternative], gpus: Gpus) -> str:
+    """A sentence for whoever reads the plan that gives `gpus`, if something else would be better; else ""."""
+    best = next((it for it in ways if it.best), None)
+    does_it = best is None or (best.kind in {AlternativeKind.SHRINK, AlternativeKind.TAKE} and best.gpus == gpus)
+    return "" if best is None or does_it else f" Better still, if it can be done: {best.kind}, {best.reason}."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
     """Two phases of one alternative."""

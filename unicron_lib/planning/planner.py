@@ -63,7 +63,8 @@ def make_plan(  # noqa: PLR0913 a plan has many sides
     lost = scene.just_lost
     if outlook is None or not lost:
         return plan
-    return replace(plan, alternatives=alternatives.of_nodes(request, scene.nodes, lost, outlook, timer=timer))
+    ways = alternatives.of_nodes(request, scene.nodes, lost, outlook, timer=timer)
+    return replace(plan, alternatives=ways, reason=plan.reason + alternatives.advice(ways, plan.gpus))
 
 
 def current_slots(job: JobState) -> tuple[Slot, ...]:
