@@ -1,7 +1,7 @@
 """Who gets how many GPUs of which node: the problem, what no answer can beat, and a quick answer that often reaches it."""
 
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 Counts = dict[str, dict[str, int]]
@@ -162,48 +162,58 @@ def _fullest_first(rack: str, node: str, in_rack: Mapping[str, int], held: Mappi
 
 
 def _fill(problem: Problem, move: Move, got: dict[str, int], free: dict[str, int], seats: dict[str, int]) -> None:
-    """Give the job what it lacks, in whole groups."""
-    size, lacking = move.group_gpus, move.missing
-    spots = problem.spots
-    usable = {
-        node: number // size * size
-        for node, number in sorted(free.items())
-        if number >= size and (node in got or seats.get(node, 1) > 0)
-    }
-    rooms: Counter[str] = Counter()
-    for node, number in usable.items():
-        rooms[spots[node].rack] += number
+    """Give the job what it lacks, in whole groups: from its own nodes, its own racks, then one more rack at a time."""
+    size, spots = move.group_gpus, problem.spots
     homes = {spots[node].rack for node in got} | {""}
+    own, near = _Pool(), _Pool()
+    far: dict[str, _Pool] = defaultdict(_Pool)
+    for node, number in free.items():
+        if number >= size and (node in got or seats.get(node, 1) > 0):
+            rack = spots[node].rack
+            pool = own if node in got else near if rack in homes else far[rack]
+            pool.add(node, number // size * size)
+    lacking = move.missing
+    pools = [near, own]
     while lacking:
-        if not usable:
+        if not pools and not far:
             raise NoRoom(move.job)
-        node = min(usable, key=lambda node: _misfit(node, spots[node].rack, usable[node], lacking, got, homes, rooms))
-        number = min(usable.pop(node), lacking)
-        rooms[spots[node].rack] -= number
-        homes.add(spots[node].rack)
-        if node not in got and node in seats:
-            seats[node] -= 1
-        got[node] = got.get(node, 0) + number
-        free[node] -= number
-        lacking -= number
+        pool = pools.pop() if pools else _next_rack(far, lacking)
+        for node, number in pool.take(lacking):
+            if node not in got and node in seats:
+                seats[node] -= 1
+            got[node] = got.get(node, 0) + number
+            free[node] -= number
+            lacking -= number
 
 
-Misfit = tuple[bool, bool, tuple[bool, int], str, tuple[bool, int], str]
+class _Pool:
+    """Nodes by the room that they have."""
+
+    def __init__(self) -> None:
+        self.num_gpus = 0
+        self._names: dict[int, list[str]] = defaultdict(list)
+
+    def add(self, node: str, room: int) -> None:
+        self.num_gpus += room
+        self._names[room].append(node)
+
+    def take(self, lacking: int) -> Iterator[tuple[str, int]]:
+        """Nodes with the GPUs to take from each: the tightest that covers all that is lacking, else the roomiest."""
+        for names in self._names.values():
+            names.sort(reverse=True)
+        while lacking and self._names:
+            room = min(self._names, key=lambda room: _fit(room, lacking))
+            node = self._names[room].pop()
+            if not self._names[room]:
+                del self._names[room]
+            number = min(room, lacking)
+            lacking -= number
+            yield node, number
 
 
-def _misfit(
-    node: str,
-    rack: str,
-    room: int,
-    lacking: int,
-    got: Collection[str],
-    homes: Collection[str],
-    rooms: Mapping[str, int],
-) -> Misfit:
-    """Orders nodes: its own, its own racks', then by rack and node the tightest that covers all, else the roomiest."""
-    at_home = rack in homes
-    in_rack = (False, 0) if at_home else _fit(rooms[rack], lacking)
-    return node not in got, not at_home, in_rack, "" if at_home else rack, _fit(room, lacking), node
+def _next_rack(far: dict[str, _Pool], lacking: int) -> _Pool:
+    """Takes out the tightest rack that covers all that is lacking, else the roomiest."""
+    return far.pop(min(far, key=lambda rack: (_fit(far[rack].num_gpus, lacking), rack)))
 
 
 def _fit(room: int, lacking: int) -> tuple[bool, int]:

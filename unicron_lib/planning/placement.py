@@ -1,6 +1,6 @@
 """Which GPUs each job gets: whoever does not change stays put, whoever does moves as little as can be, certified."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -148,8 +148,10 @@ def _slots(counts: Counts, current: Mapping[str, Slots], offered: set[Slot], sta
     placed = dict(staying)
     lacking: dict[str, dict[str, int]] = {}
     for job, on_nodes in counts.items():
-        own = sorted(slot for slot in current.get(job, ()) if slot in offered)
-        mine = {node: [slot for slot in own if slot.node == node][:number] for node, number in on_nodes.items()}
+        own: dict[str, list[Slot]] = defaultdict(list)
+        for slot in sorted(slot for slot in current.get(job, ()) if slot in offered):
+            own[slot.node].append(slot)
+        mine = {node: own[node][:number] for node, number in on_nodes.items()}
         placed[job] = tuple(slot for slots in mine.values() for slot in slots)
         lacking[job] = {node: number - len(mine[node]) for node, number in on_nodes.items()}
     free: dict[str, list[Slot]] = {}
