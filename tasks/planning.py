@@ -7,9 +7,12 @@ import time
 from prefect import task
 
 from tasks.services import services
+from unicron_lib.config import Settings
 from unicron_lib.domain.actions import Respond
 from unicron_lib.domain.events import PlanDecided, RecoveryCompleted
 from unicron_lib.domain.plans import Plan
+from unicron_lib.planning.alternatives import Outlook
+from unicron_lib.planning.placement import Rules
 from unicron_lib.planning.planner import make_plan
 
 log = logging.getLogger("unicron.planning")
@@ -27,6 +30,9 @@ async def decide_plan(respond: Respond) -> Plan:
         measured={name: job.measured for name, job in state.jobs.items()},
         mtbf_gpu_s=found.settings.mtbf_gpu_s,
         granularity_gpus=found.settings.granularity_gpus or None,
+        spare_gpus=found.settings.spare_gpus,
+        outlook=_outlook(found.settings),
+        rules=Rules(max_jobs_per_node=found.settings.max_jobs_per_node or None),
         time_limit_s=found.settings.solve_limit_s,
         timer=time.perf_counter,
     )
@@ -41,3 +47,15 @@ async def complete(plan: str) -> None:
     """Journal that all steps of `plan` are done: its incidents are closed."""
     done = RecoveryCompleted(id=f"done/{plan}", at=time.time(), plan=plan)
     await asyncio.to_thread(services().journal.append, done)
+
+
+def _outlook(settings: Settings) -> Outlook | None:
+    """What the settings know of repairs and prices; None if they do not know how long a repair takes."""
+    if not settings.repair_s:
+        return None
+    return Outlook(
+        repair_s=settings.repair_s,
+        replace_s=settings.replace_s,
+        node_dollars_per_h=settings.node_dollars_per_h,
+        dollars_per_eflop=settings.dollars_per_eflop or None,
+    )

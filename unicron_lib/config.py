@@ -12,7 +12,11 @@ DEFAULT_MTBF_GPU_S = 6.2e7
 """Mean time between failures of one GPU: 6.5 failures per 1,000 node-days (Meta RSC-1) on nodes of 8, about two years."""
 
 
-NUMBERS = ("mtbf_gpu_s", "granularity_gpus", "solve_limit_s", "drain_s", "command_s", "first_iteration_s")
+NUMBERS = (
+    *("mtbf_gpu_s", "granularity_gpus", "spare_gpus", "solve_limit_s", "drain_s", "command_s", "first_iteration_s"),
+    *("repair_s", "replace_s", "node_dollars_per_h", "dollars_per_eflop", "max_jobs_per_node"),
+)
+COUNTS = ("granularity_gpus", "spare_gpus", "max_jobs_per_node")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +24,10 @@ class Settings:
     """Where the parts of the control plane find each other, and the numbers that planning needs.
 
     Allocations are multiples of `granularity_gpus`; 0 means
-    that every size a job's table offers may be had. All `_s` are seconds.
+    that every size a job's table offers may be had. `spare_gpus` are held back for the next node loss. At most
+    `max_jobs_per_node` jobs share a node, any number if it is 0. All `_s` are seconds.
+    With a `repair_s` above 0, plans for a node loss compare what else could be done, at these prices; a `dollars_per_eflop`
+    of 0 means that nobody has said what FLOP are worth.
     """
 
     store_url: str
@@ -28,10 +35,16 @@ class Settings:
     token: str
     mtbf_gpu_s: float = DEFAULT_MTBF_GPU_S
     granularity_gpus: int = 0
+    spare_gpus: int = 0
+    max_jobs_per_node: int = 0
     solve_limit_s: float = 5.0
     drain_s: float = 10.0
     command_s: float = 60.0
     first_iteration_s: float = 180.0
+    repair_s: float = 0.0
+    replace_s: float = 600.0
+    node_dollars_per_h: float = 0.0
+    dollars_per_eflop: float = 0.0
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> "Settings":
@@ -40,12 +53,14 @@ class Settings:
         Raises UserError naming the variable that is missing or unusable.
         """
         numbers = {name: number for name in NUMBERS if (number := _number(env, f"UNICRON_{name.upper()}")) is not None}
-        granularity = int(numbers.pop("granularity_gpus", 0))
+        granularity, spares, jobs = (int(numbers.pop(name, 0)) for name in COUNTS)
         return cls(
             store_url=_required(env, "UNICRON_STORE_URL"),
             controller_url=_required(env, "UNICRON_CONTROLLER_URL"),
             token=read_token(Path(_required(env, "UNICRON_TOKEN_FILE"))),
             granularity_gpus=granularity,
+            spare_gpus=spares,
+            max_jobs_per_node=jobs,
             **numbers,
         )
 

@@ -22,7 +22,7 @@ def incident_markdown(state: ClusterState, name: str) -> str:
     plan = state.plans.get(incident.plan or "")
     parts = [f"# {incident.kind}: {headline(incident)}", _summary(state, incident), _evidence(incident)]
     if plan:
-        parts += [f"## Decision\n{plan.plan.reason}", _allocation(state, plan), _steps(plan)]
+        parts += [f"## Decision\n{plan.plan.reason}", _allocation(state, plan), _alternatives(plan), _steps(plan)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -71,6 +71,15 @@ def _allocation(state: ClusterState, progress: PlanState) -> str:
     told = f"Gain {plan.gain:.4g} of at most {plan.upper_bound:.4g} FLOP, gap {plan.gap:.2%}, by {plan.method}"
     told = f"{told} in {plan.solve_s * 1e3:.0f} ms." if plan.upper_bound else "No allocation was needed."
     return f"{told}\n\n| job | GPUs | where | weight |\n|---|---|---|---|\n" + "\n".join(rows) if rows else told
+
+
+def _alternatives(progress: PlanState) -> str:
+    """What else could have been done about a lost node; what the plan itself does is to take GPUs where that pays."""
+    rows = [
+        f"| {'**best** ' if it.best else ''}{it.kind} | {it.flop:.4g} | {it.dollars:.2f} | {_cell(it.reason)} |"
+        for it in progress.plan.alternatives
+    ]
+    return "## Alternatives\n| | FLOP | dollars | |\n|---|---|---|---|\n" + "\n".join(rows) if rows else ""
 
 
 def _where(progress: PlanState, job: str) -> str:

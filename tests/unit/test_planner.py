@@ -1,6 +1,7 @@
 """Plans for the stories of the demo: 4 nodes of 2 GPUs, two jobs."""
 
 import itertools
+import math
 import subprocess
 import sys
 import time
@@ -11,10 +12,12 @@ import pytest
 from unicron_lib.domain.actions import Respond
 from unicron_lib.domain.cluster import ClusterState, Incident, Node, NodeStatus
 from unicron_lib.domain.events import PlanDecided, RecoveryCompleted, StepCompleted
+from unicron_lib.domain.failures import Severity
 from unicron_lib.domain.jobs import JobSpec, JobState, JobStatus
 from unicron_lib.domain.journal import fold
 from unicron_lib.domain.plans import Plan, PlanKind, Slot, StepKind
 from unicron_lib.planning.planner import make_plan
+from unicron_lib.training.flops import iteration_flops
 
 JOBS = {
     "gpt-a": JobSpec(job="gpt-a", weight=2.0, min_gpus=2, throughput_flops={2: 5.0e8, 4: 9.0e8, 6: 10.8e8, 8: 12.0e8}),
@@ -217,13 +220,70 @@ def test_without_a_table_or_a_measurement_every_job_gets_something_when_it_must(
 
 
 def test_measurements_decide_where_there_is_no_table() -> None:
-    bare = {name: JobSpec(job=name, min_gpus=2, max_gpus=6) for name in ("one", "two")}
+    bare = {name: JobSpec(job=name, min_gpus=2, max_gpus=6, global_batch_size=24) for name in ("one", "two")}
     measured = {"one": {2: 1e9, 6: 1.1e9}, "two": {2: 1e9, 6: 3e9}}
     assert plan_for(launched(**bare), respond(), measured=measured).gpus == {"one": 2, "two": 6}
 
 
+def test_spares_are_held_back_until_a_loss_uses_them_up() -> None:
+    state = launched()
+    plan = plan_for(state, respond(), spare_gpus=2)
+    assert sum(plan.gpus.values()) == 6
+    assert "6 of 8 GPUs can be used" in plan.reason
+    assert "2 GPUs more are healthy and kept as spares" in plan.reason
+    settled = without(done(decided(state, plan), plan), "node-3")
+    after = plan_for(settled, respond(), spare_gpus=2)
+    assert after.gpus == plan.gpus
+    assert "spares" not in after.reason
+
+
+def test_a_job_that_must_run_gets_the_spares() -> None:
+    state = launched(one=JobSpec(job="one", min_gpus=8, must_run=True))
+    plan = plan_for(state, respond(), spare_gpus=2)
+    assert plan.gpus == {"one": 8}
+    assert "No spares are kept: jobs that must run need them" in plan.reason
+    lost = plan_for(without(without(state, "node-0"), "node-1"), respond(), spare_gpus=6)
+    assert lost.gpus == {"one": 0}
+    assert "jobs that must run wait too" in lost.reason
+
+
+def test_a_move_costs_by_where_the_state_comes_from() -> None:
+    """One node lost: a replica lives on. All nodes of the job lost: the store has it, half a save interval back."""
+    specs = JOBS | {"gpt-a": replace(JOBS["gpt-a"], max_gpus=4)}
+    state = running(**specs)
+    held = sorted(state.jobs["gpt-a"].nodes)
+    partly = without(state, held[0])
+    wholly = without(partly, held[1])
+    spec = specs["gpt-a"]
+    lost_flop = spec.weight * spec.throughput_flops[4] * spec.transition_s
+    redone_flop = spec.weight * iteration_flops(spec) * spec.save_interval / 2
+    for scene, num_gpus, expected in ((partly, 6, lost_flop), (wholly, 4, lost_flop + redone_flop)):
+        plan = plan_for(scene, respond(faulted=("gpt-a",)))
+        assert len(held) == 2
+        assert {a.job for a in plan.assignments} | set(plan.paused) >= {"gpt-a"}
+        moved = plan.gpus["gpt-b"] != 4
+        others = JOBS["gpt-b"].throughput_flops[4] * JOBS["gpt-b"].transition_s if moved else 0.0
+        assert worth(scene, plan, num_gpus) - plan.gain == pytest.approx(expected + others, rel=1e-3)
+
+
+def worth(state: ClusterState, plan: Plan, num_gpus: int) -> float:
+    """What the jobs earn until the next failure, in FLOP."""
+    specs = {name: job.spec for name, job in state.jobs.items()}
+    flops = math.fsum(specs[name].weight * specs[name].throughput_flops.get(x, 0.0) for name, x in plan.gpus.items())
+    return flops * 6.2e7 / num_gpus
+
+
+def test_failures_that_were_seen_shorten_the_time_a_plan_counts_on() -> None:
+    state = running()
+    lost = Incident(id="inc-2", kind="node_lost", severity=Severity.SEV1, opened_at=1.0, updated_at=1.0)
+    before = plan_for(state, respond())
+    after = plan_for(state.with_incident(lost), replace(respond(), incidents=("inc-2",)))
+    assert after.gpus == before.gpus
+    assert after.gain == pytest.approx(before.gain / 2)
+
+
 def test_granularity_is_kept() -> None:
-    plan = plan_for(launched(one=JobSpec(job="one", max_gpus=7)), respond(), granularity_gpus=2)
+    plan = plan_for(launched(one=JobSpec(job="one", max_gpus=7, global_batch_size=24)), respond(), granularity_gpus=2)
     assert plan.gpus == {"one": 6}
 
 

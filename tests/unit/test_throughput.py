@@ -4,7 +4,7 @@ import pytest
 
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.errors import UserError
-from unicron_lib.planning.throughput import NOMINAL_FLOPS, SCALING, Profile, profiles, table
+from unicron_lib.planning.throughput import SCALING, Profile, profiles, table
 
 
 def test_a_table_of_its_own_is_taken_as_it_is() -> None:
@@ -24,20 +24,56 @@ def test_measured_sizes_are_kept_and_others_follow_from_them() -> None:
     assert profile.flops(0) == 0.0
 
 
-def test_the_guess_rises_with_the_size_and_falls_per_gpu() -> None:
+def test_the_model_knows_that_only_whole_micro_batches_count() -> None:
+    spec = JobSpec(job="a", global_batch_size=8)
+    flops = table(spec, profiles([spec], {})["a"], num_gpus=16)
+    assert list(flops) == list(range(1, 9))
+    assert flops[1] < flops[2] < flops[3] < flops[4] < flops[8]
+    # the slowest of 5, 6 or 7 ranks has two micro-batches, as each of 4 has
+    assert max(flops[5], flops[6], flops[7]) <= flops[4]
+    assert all(rate / size <= flops[1] for size, rate in flops.items())
+
+
+def test_measurements_calibrate_the_model_and_are_kept() -> None:
+    spec = JobSpec(job="a", global_batch_size=8)
+    plain, measured = (profiles([spec], points)["a"] for points in ({}, {"a": {2: 100.0, 4: 150.0}}))
+    assert (measured.flops(2), measured.flops(4)) == (100.0, 150.0)
+    assert measured.flops(8) / 150.0 == pytest.approx(plain.flops(8) / plain.flops(4))
+    assert 100.0 < measured.flops(3) < 150.0
+
+
+def test_a_measurement_of_nothing_is_kept_but_scales_nothing() -> None:
     spec = JobSpec(job="a")
-    flops = list(table(spec, profiles([spec], {})["a"], num_gpus=8).values())
-    assert len(flops) == 8
-    assert flops == sorted(flops)
-    assert flops[0] == NOMINAL_FLOPS
-    per_gpu = [rate / size for size, rate in enumerate(flops, start=1)]
-    assert per_gpu == sorted(per_gpu, reverse=True)
+    plain, measured = (profiles([spec], points)["a"] for points in ({}, {"a": {2: 0.0}}))
+    assert measured.flops(2) == 0.0
+    assert measured.flops(4) == plain.flops(4)
 
 
-def test_an_unknown_job_is_taken_for_an_average_one() -> None:
-    known, new = JobSpec(job="known"), JobSpec(job="new")
-    found = profiles([known, new], {"known": {1: 4e9}})
-    assert found["new"].flops(1) == pytest.approx(4e9)
+def test_an_unknown_job_is_scaled_as_the_known_ones_are() -> None:
+    known, same = JobSpec(job="known"), JobSpec(job="same")
+    found = profiles([known, same], {"known": {1: 4e9}})
+    assert found["same"].flops(1) == pytest.approx(4e9)
+    wide = JobSpec(job="wide", hidden_size=128)
+    alone, beside = (profiles(specs, {"known": {1: 4e9}}) for specs in ([known, wide], [known, wide, same]))
+    ratio = alone["wide"].flops(1) / 4e9
+    assert ratio == pytest.approx(profiles([wide], {})["wide"].flops(1) / profiles([known], {})["known"].flops(1))
+    assert beside["wide"].flops(1) == pytest.approx(alone["wide"].flops(1))
+
+
+def test_jobs_are_compared_on_one_device() -> None:
+    """A bfloat16 job is trained on GPUs, so whatever shares its cluster is too."""
+    toy, real = JobSpec(job="toy"), JobSpec(job="real", params_dtype="bfloat16")
+    found = profiles([toy, real], {})
+    assert found["toy"].flops(1) == found["real"].flops(1)
+    assert found["toy"].flops(1) != profiles([toy], {})["toy"].flops(1)
+
+
+def test_a_job_is_only_offered_the_layouts_that_the_trainer_can_run() -> None:
+    """A model far beyond one GPU is still reckoned with data parallelism only, in the layout that the plan gives it."""
+    spec = JobSpec(job="big", num_layers=96, hidden_size=12288, num_attention_heads=96, global_batch_size=64)
+    flops = table(spec, profiles([spec], {})["big"], num_gpus=8)
+    assert list(flops) == list(range(1, 9))
+    assert all(spec.layout(size).tp == spec.layout(size).pp == 1 for size in flops)
 
 
 @pytest.mark.parametrize("flops", [float("nan"), float("inf"), -1.0])

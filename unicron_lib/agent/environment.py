@@ -15,7 +15,7 @@ _spec: TypeAdapter[JobSpec] = TypeAdapter(JobSpec)
 class NodeFacts:
     """What an agent knows about its own node; `interface` is the network device that ranks talk over, None for any.
 
-    `has_gpus` tells whether `num_gpus` counts real devices.
+    `has_gpus` tells whether `num_gpus` counts real devices. `rack` names what shares a switch with it, "" if unknown.
     """
 
     node: str
@@ -24,6 +24,7 @@ class NodeFacts:
     run_dir: Path
     interface: str | None = None
     has_gpus: bool = False
+    rack: str = ""
 
 
 def network_environment(facts: NodeFacts) -> dict[str, str]:

@@ -192,6 +192,7 @@ class AgentHello:
     boot: str
     address: str
     num_gpus: int
+    rack: str = ""
     ranks: tuple[RankInfo, ...] = ()
     type: Literal["agent_hello"] = "agent_hello"
 

@@ -88,7 +88,12 @@ class Uplink:
             facts = self._supervisor.facts
             ranks = tuple(rank.info for rank in self._supervisor.ranks.alive)
             hello = AgentHello(
-                node=facts.node, boot=self._outbox.boot, address=facts.address, num_gpus=facts.num_gpus, ranks=ranks
+                node=facts.node,
+                boot=self._outbox.boot,
+                address=facts.address,
+                num_gpus=facts.num_gpus,
+                rack=facts.rack,
+                ranks=ranks,
             )
             await _send(link, hello)
             log.info("connected to the controller at %s", self._url)

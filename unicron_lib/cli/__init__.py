@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from unicron_lib.cli.bench import group
 from unicron_lib.cli.cluster import down, up
 from unicron_lib.cli.demo import demo
 from unicron_lib.cli.doctor import doctor
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 for command in (demo, up, down, submit, cancel, status, nodes, jobs, incidents, explain, plan, inject, doctor):
     app.command()(command)
+app.add_typer(group, name="bench")
 
 
 def main() -> None:

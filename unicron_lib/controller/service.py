@@ -67,6 +67,7 @@ class Controller:
             boot=hello.boot,
             address=hello.address,
             num_gpus=hello.num_gpus,
+            rack=hello.rack,
         )
         is_new = await self.recorder.record(event)
         lost = record.lost or self.pending.knows(unreachable_id(hello.node, hello.boot))

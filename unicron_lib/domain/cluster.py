@@ -21,7 +21,7 @@ class NodeStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node; `boot` names the life of its agent, `since` is when the status began."""
+    """A node; `boot` names the life of its agent, `since` is when the status began, `rack` may be unknown ("")."""
 
     id: str
     boot: str
@@ -30,6 +30,7 @@ class Node:
     status: NodeStatus = NodeStatus.READY
     since: float = 0.0
     reason: str = ""
+    rack: str = ""
 
     @property
     def slots(self) -> tuple[Slot, ...]:

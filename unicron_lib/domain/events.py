@@ -25,6 +25,7 @@ class NodeJoined:
     boot: str
     address: str
     num_gpus: int
+    rack: str = ""
     type: Literal["node_joined"] = "node_joined"
 
 

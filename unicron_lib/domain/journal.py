@@ -54,7 +54,7 @@ def _node_joined(state: ClusterState, event: NodeJoined) -> ClusterState:
     before = state.nodes.get(event.node)
     if before and before.boot == event.boot:
         return state
-    node = Node(id=event.node, boot=event.boot, address=event.address, num_gpus=event.num_gpus, since=event.at)
+    node = Node(id=event.node, boot=event.boot, address=event.address, num_gpus=event.num_gpus, since=event.at, rack=event.rack)
     if before and before.status is NodeStatus.QUARANTINED:  # a new agent does not mend the hardware
         kept = replace(node, status=before.status, since=before.since, reason=before.reason)
         return state.with_node(kept)

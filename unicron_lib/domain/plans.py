@@ -89,13 +89,40 @@ class Step:
     nodes: tuple[str, ...] = ()
 
 
+class AlternativeKind(StrEnum):
+    """What can be done when a node is lost; the first of equals is the one that disturbs the least."""
+
+    WAIT = "wait"
+    SHRINK = "shrink"
+    TAKE = "take"
+    REPLACE = "replace"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """One way to go on after the loss of a node, priced until the next failure is expected.
+
+    `gpus` is what jobs hold until the node is back. `flop` is weighted, less what transitions cost; `dollars` is what
+    the nodes cost meanwhile, and `value_dollars` what the FLOP are worth less that, None if nobody has said what they are
+    worth. One alternative is `best`.
+    """
+
+    kind: AlternativeKind
+    gpus: Mapping[str, int]
+    flop: float
+    dollars: float
+    value_dollars: float | None
+    best: bool
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What the cluster will look like, and why.
 
     `assignments` holds the jobs that the plan moves or (re)starts, jobs that it leaves alone are not in it; `paused` are
     the jobs that lose all GPUs. `gpus` is the whole allocation. `gain` and `upper_bound` in FLOP (paper, section 5).
-    `id` derives from the content.
+    `id` derives from the content. `alternatives` are filled in for the loss of a node.
     """
 
     id: str
@@ -115,6 +142,7 @@ class Plan:
     optimal: bool = True
     method: str = ""
     solve_s: float = 0.0
+    alternatives: tuple[Alternative, ...] = ()
 
     @property
     def gap(self) -> float:

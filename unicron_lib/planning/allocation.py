@@ -15,17 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
-from unicron_lib.errors import InfeasibleError, UserError
-from unicron_lib.planning import knapsack, milp
+from unicron_lib.errors import InfeasibleError
+from unicron_lib.planning import gains, knapsack, milp
 from unicron_lib.planning.knapsack import Counts, Options
-from unicron_lib.planning.waf import Demand, cost, earnings, gain, running_s
-
-FINEST_GAIN = 1e9
-"""Gains are rounded to one part in this of the greatest one (less when ties of very many jobs need the digits)."""
-
-LARGEST_SUM = 2.0**60
+from unicron_lib.planning.waf import Demand, gain, running_s
 
 CORE_OPTIONS = 64
 """A model of at most so many options goes to the solver as it is: 10 ms."""
@@ -90,7 +83,7 @@ def allocate(
     """
     started = timer()
     demands = tuple(sorted(request.demands, key=lambda demand: demand.job))
-    _check_feasible(demands, request.num_gpus)
+    check_feasible(demands, request.num_gpus)
     tables, unit = _tables(demands, request)
     search = _Search(tables=tables, capacity=request.num_gpus, deadline=started + time_limit_s, timer=timer, solve=solve)
     counts, upper, method, reason = search.run(ask_solver=time_limit_s > 0)
@@ -112,7 +105,8 @@ def allocate(
     )
 
 
-def _check_feasible(demands: Sequence[Demand], num_gpus: int) -> None:
+def check_feasible(demands: Sequence[Demand], num_gpus: int) -> None:
+    """Raise NotEnoughGpus if the jobs that must run do not fit."""
     must = [demand for demand in demands if demand.must_run]
     without = [demand.job for demand in must if not demand.throughput_flops]
     required = sum(demand.min_gpus for demand in must)
@@ -130,24 +124,10 @@ def _tables(demands: Sequence[Demand], request: Request) -> tuple[tuple[Options,
     """The undominated options of each job in integers, and the FLOP of one unit of gain."""
     num_gpus = request.num_gpus
     expected_s = running_s(request.mtbf_gpu_s, num_gpus)
-    sizes = [demand.sizes(num_gpus) for demand in demands]
-    earned = [[earnings(d, x, expected_s=expected_s) for x in own] for d, own in zip(demands, sizes, strict=True)]
-    costs = [[cost(d, x) for x in own] for d, own in zip(demands, sizes, strict=True)]
-    ties = (len(demands) + 1) * (num_gpus + 1)
-    finest = min(FINEST_GAIN, LARGEST_SUM // (ties * max(1, len(demands))))
-    largest = max((flop for table in (*earned, *costs) for flop in table), default=0.0)
-    if not math.isfinite(largest):
-        raise UserError("weights, throughputs and times multiply to more than a float can hold: scale the weights down")
-    unit = largest / finest or 1.0
-    tables = []
-    for demand, own, plus, minus in zip(demands, sizes, earned, costs, strict=True):
-        counts = np.array(own, dtype=np.int64)
-        # rounded apart: what two jobs earn alike stays alike whatever their moves cost
-        gains = (np.rint(np.array(plus) / unit) - np.rint(np.array(minus) / unit)).astype(np.int64)
-        # one job more that stays outweighs any number of GPUs saved; no tie-break outweighs one unit of gain
-        values = gains * ties + (counts == demand.current_gpus) * (num_gpus + 1) - counts
-        tables.append(knapsack.undominated(Options(counts=counts, gains=gains, values=values)))
-    return tuple(tables), unit
+    figures = (gains.largest(demand, num_gpus=num_gpus, expected_s=expected_s) for demand in demands)
+    scale = gains.scale_of(figures, num_jobs=len(demands), num_gpus=num_gpus)
+    tables = (gains.options(demand, num_gpus=num_gpus, expected_s=expected_s, scale=scale) for demand in demands)
+    return tuple(tables), scale.unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
 Counts = tuple[int, ...]
 
 ROUNDING = 0.01
@@ -99,10 +100,10 @@ def relax(tables: Sequence[Options], capacity: int) -> Relaxation:
     return Relaxation(price=price, upper=upper, lower=total_gain(tables, chosen), counts=chosen)
 
 
-def losses(table: Options, price: float) -> NDArray[np.float64]:
+def losses(table: Options, price: float) -> Floats:
     """What each option loses against the job's best one when a GPU costs `price`."""
-    reduced: NDArray[np.float64] = table.gains - price * table.counts
-    worth: NDArray[np.float64] = reduced.max() - reduced
+    reduced: Floats = table.gains - price * table.counts
+    worth: Floats = reduced.max() - reduced
     return worth
 
 

@@ -2,32 +2,49 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
 
 from unicron_lib.domain.actions import Respond
-from unicron_lib.domain.cluster import ClusterState, Node
+from unicron_lib.domain.cluster import ClusterState, Node, NodeStatus
 from unicron_lib.domain.jobs import JobState, JobStatus
 from unicron_lib.domain.plans import Assignment, Plan, PlanKind, Slot, content_id
-from unicron_lib.planning import explain, placement, throughput, transition
-from unicron_lib.planning.allocation import Allocation, NotEnoughGpus, Request, allocate
+from unicron_lib.planning import alternatives, explain, failure_rate, placement, spares, throughput, transition, transition_cost
+from unicron_lib.planning.allocation import NotEnoughGpus, Request, allocate
+from unicron_lib.planning.alternatives import Outlook
+from unicron_lib.planning.fitting import Fitted, fit
+from unicron_lib.planning.placement import FREELY, Rules
+from unicron_lib.planning.reachability import CheckpointFormat, reachable
 from unicron_lib.planning.waf import Demand
 
 IN_PLACE = "in place"
 """The method of a plan that needed no allocation."""
 
+ANY_LAYOUT: Mapping[str, CheckpointFormat] = MappingProxyType({})
+"""What the trainer of this project writes can be loaded in any layout."""
 
-def make_plan(
+
+def make_plan(  # noqa: PLR0913 a plan has many sides
     state: ClusterState,
     respond: Respond,
     *,
     measured: Mapping[str, Mapping[int, float]],
     mtbf_gpu_s: float,
     granularity_gpus: int | None = None,
+    spare_gpus: int = 0,
+    rules: Rules = FREELY,
+    checkpoint_formats: Mapping[str, CheckpointFormat] = ANY_LAYOUT,
+    outlook: Outlook | None = None,
     time_limit_s: float = 10.0,
     timer: Callable[[], float],
 ) -> Plan:
     """The plan that `respond` asks for.
 
-    `measured` holds FLOP/s by job and number of GPUs, for jobs without a table of their own. A reattempt or restart
+    `measured` holds FLOP/s by job and number of GPUs, for jobs without a table of their own. `mtbf_gpu_s` is what is
+    believed before anything has failed; what the cluster has seen corrects it. `spare_gpus` are kept for the next loss,
+    as long as no job that must run needs them. With an `outlook` the plan for a node loss has alternatives.
+    Placements keep to `rules`; `checkpoint_formats` holds, by job, the
+    format of its newest checkpoint where not any layout can load it. A reattempt or restart
     keeps every job where it is and asks no solver; if GPUs that it needs are gone, it becomes a reallocation. A job
     that gets no GPUs is paused with a reason. Raises UserError for a throughput that is not finite or negative.
     """
@@ -35,17 +52,19 @@ def make_plan(
         plan = _in_place(state, respond)
         if plan is not None:
             return plan
-    scene = _Scene(state=state, respond=respond)
+    scene = _Scene(state=state, respond=respond, rules=rules, checkpoint_formats=checkpoint_formats)
     demands = scene.demands(measured, granularity_gpus or 1)
-    request = Request(demands=demands, num_gpus=scene.num_gpus, mtbf_gpu_s=mtbf_gpu_s)
-    notes: tuple[str, ...] = ()
-    try:
-        allocation = allocate(request, timer=timer, time_limit_s=time_limit_s)
-    except NotEnoughGpus as error:
-        notes = (f"{error}: jobs that must run wait too",)
-        anyone = tuple(replace(demand, must_run=False) for demand in demands)
-        allocation = allocate(replace(request, demands=anyone), timer=timer, time_limit_s=time_limit_s)
-    return _reallocation(scene, allocation, demands, notes)
+    observed = failure_rate.observed_mtbf_gpu_s(state, prior_mtbf_gpu_s=mtbf_gpu_s, planning=respond.incidents)
+    request = Request(demands=demands, num_gpus=scene.num_gpus, mtbf_gpu_s=observed)
+    wished = spares.held_back(spare_gpus, total_gpus=scene.total_gpus, healthy_gpus=scene.num_gpus)
+    share = partial(fit, share=partial(allocate, timer=timer, time_limit_s=time_limit_s), place=scene.place)
+    fitted, held = _fitted(request, wished, share)
+    plan = _reallocation(replace(scene, held_gpus=held), fitted, demands)
+    lost = scene.just_lost
+    if outlook is None or not lost:
+        return plan
+    ways = alternatives.of_nodes(request, scene.nodes, lost, outlook, timer=timer)
+    return replace(plan, alternatives=ways, reason=plan.reason + alternatives.advice(ways, plan.gpus))
 
 
 def current_slots(job: JobState) -> tuple[Slot, ...]:
@@ -62,10 +81,13 @@ def is_moving(job: JobState) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scene:
-    """What a reallocation looks at."""
+    """What a reallocation looks at; `held_gpus` are spares that it leaves alone."""
 
     state: ClusterState
     respond: Respond
+    rules: Rules
+    checkpoint_formats: Mapping[str, CheckpointFormat]
+    held_gpus: int = 0
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -74,6 +96,17 @@ class _Scene:
     @property
     def num_gpus(self) -> int:
         return sum(node.num_gpus for node in self.nodes)
+
+    @property
+    def total_gpus(self) -> int:
+        return sum(node.num_gpus for node in self.state.nodes.values())
+
+    @property
+    def just_lost(self) -> tuple[Node, ...]:
+        """Nodes that the incidents in question have taken away, or that are put under quarantine now."""
+        named = {self.state.incidents[name].node for name in self.respond.incidents if name in self.state.incidents}
+        lost = (node for node in self.state.nodes.values() if node.id in named and node.status is NodeStatus.LOST)
+        return (*lost, *(self.state.nodes[node] for node in self.respond.quarantine if node in self.state.nodes))
 
     @property
     def jobs(self) -> dict[str, JobState]:
@@ -93,33 +126,89 @@ class _Scene:
         return tuple(
             Demand(
                 job=name,
-                throughput_flops=throughput.table(
-                    job.spec,
-                    profiles[name],
-                    num_gpus=max(self.num_gpus, job.spec.min_gpus, *job.spec.throughput_flops),
-                    granularity_gpus=granularity_gpus,
-                ),
+                throughput_flops=self._table(job, profiles[name], granularity_gpus),
                 weight=job.spec.weight,
                 current_gpus=len(current_slots(job)),
                 current_flops=profiles[name].flops(len(current_slots(job))),
                 faulted=name in self.touched,
                 must_run=job.spec.must_run,
-                transition_s=job.spec.transition_s,
+                transition_s=self._transition_s(job, profiles[name]),
             )
             for name, job in self.jobs.items()
         )
 
-    def explain(self, allocation: Allocation, demands: tuple[Demand, ...], notes: tuple[str, ...]) -> str:
-        total = sum(node.num_gpus for node in self.state.nodes.values())
+    def _table(self, job: JobState, profile: throughput.Profile, granularity_gpus: int) -> dict[int, float]:
+        most = max(self.num_gpus, job.spec.min_gpus, *job.spec.throughput_flops)
+        table = throughput.table(job.spec, profile, num_gpus=most, granularity_gpus=granularity_gpus)
+        return {size: flops for size, flops in table.items() if self._hindrance(job, size) is None}
+
+    def _hindrance(self, job: JobState, num_gpus: int) -> str | None:
+        """Why the job's state cannot be loaded into its layout on so many GPUs; None if it can."""
+        written = self.checkpoint_formats.get(job.spec.job, CheckpointFormat.FULLY_RESHARDABLE)
+        if written is CheckpointFormat.FULLY_RESHARDABLE:
+            return None
+        newest = next((a for a in (job.pending, job.assignment) if a and a.generation == job.generation), None)
+        layout = newest.layout if newest else None
+        return reachable(job.spec.layout(num_gpus), written, layout, saved=layout)
+
+    @property
+    def hindrances(self) -> tuple[str, ...]:
+        """What would be needed for layouts that are left out."""
+        sizes = {
+            name: self.jobs[name].spec.sizes(self.num_gpus) for name in sorted(self.checkpoint_formats) if name in self.jobs
+        }
+        found = ((name, self._hindrance(self.jobs[name], size)) for name, own in sizes.items() for size in own)
+        return tuple(dict.fromkeys(f"{name} keeps to layouts that can load its state: {why}" for name, why in found if why))
+
+    def place(self, gpus: Mapping[str, int]) -> placement.Placement:
+        """Where the jobs go. Raises CannotBePlaced."""
+        jobs = self.jobs
+        current = {name: current_slots(job) for name, job in jobs.items()}
+        groups = {name: jobs[name].spec.layout(number).tp for name, number in gpus.items()}
+        return placement.arrange(gpus, current, self.nodes, replace(self.rules, group_gpus=groups))
+
+    def _transition_s(self, job: JobState, profile: throughput.Profile) -> float:
+        """What a move of the job costs; with data parallelism every rank that lives on is a whole replica."""
+        slots = current_slots(job)
+        lost = sum(slot.node not in self.state.nodes or self.state.nodes[slot.node].status is NodeStatus.LOST for slot in slots)
+        gone = max(lost, job.spec.job in self.respond.faulted)
+        origin = transition_cost.source(moves=True, has_replica=gone < len(slots))
+        return transition_cost.transition_s(transition_cost.move_of(job.spec, profile.flops(len(slots))), origin)
+
+    def explain(self, fitted: Fitted, demands: tuple[Demand, ...], notes: tuple[str, ...]) -> str:
         return explain.allocation_reason(
-            allocation, demands, cause=self.respond.reason, num_gpus=self.num_gpus, total_gpus=total, notes=notes
+            fitted.allocation,
+            demands,
+            cause=self.respond.reason,
+            num_gpus=self.num_gpus - self.held_gpus,
+            total_gpus=self.total_gpus,
+            notes=(*fitted.notes, *self.hindrances, *notes),
         )
 
 
-def _reallocation(scene: _Scene, allocation: Allocation, demands: tuple[Demand, ...], notes: tuple[str, ...]) -> Plan:
-    jobs = scene.jobs
+def _fitted(request: Request, held: int, share: Callable[[Request], Fitted]) -> tuple[Fitted, int]:
+    """The allocation with its placement and what to say of it, and the spares that it leaves.
+
+    Jobs that must run may use up the spares, and if even that is not enough, they wait as others do.
+    """
+    try:
+        kept = (f"{held} GPUs more are healthy and kept as spares for the next loss",) if held else ()
+        return _noted(share(replace(request, num_gpus=request.num_gpus - held)), *kept), held
+    except NotEnoughGpus as error:
+        if held:
+            fitted, _ = _fitted(request, 0, share)
+            return _noted(fitted, "No spares are kept: jobs that must run need them"), 0
+        anyone = tuple(replace(demand, must_run=False) for demand in request.demands)
+        return _noted(share(replace(request, demands=anyone)), f"{error}: jobs that must run wait too"), 0
+
+
+def _noted(fitted: Fitted, *notes: str) -> Fitted:
+    return replace(fitted, notes=(*notes, *fitted.notes))
+
+
+def _reallocation(scene: _Scene, fitted: Fitted, demands: tuple[Demand, ...]) -> Plan:
+    jobs, allocation, placed = scene.jobs, fitted.allocation, fitted.placement.slots
     current = {name: current_slots(job) for name, job in jobs.items()}
-    placed = placement.place(allocation.gpus, current, scene.nodes)
     assignments = tuple(
         _next_generation(jobs[name], slots)
         for name, slots in placed.items()
@@ -129,7 +218,7 @@ def _reallocation(scene: _Scene, allocation: Allocation, demands: tuple[Demand, 
     ended = {name for name, job in scene.state.jobs.items() if name not in jobs and job.nodes}
     freed = sorted(ended)
     again = sorted(a.job for a in assignments if a.num_gpus == len(current[a.job]))
-    notes += (f"Starts again at the same size: {', '.join(again)}",) if again else ()
+    notes: tuple[str, ...] = (f"Starts again at the same size: {', '.join(again)}",) if again else ()
     notes += (f"GPUs are taken from jobs that have ended: {', '.join(freed)}",) if freed else ()
     plan = Plan(
         id="",
@@ -137,7 +226,7 @@ def _reallocation(scene: _Scene, allocation: Allocation, demands: tuple[Demand, 
         incidents=scene.respond.incidents,
         attempt=scene.respond.attempt,
         basis_seq=scene.state.seq,
-        reason=scene.explain(allocation, demands, notes),
+        reason=scene.explain(fitted, demands, notes),
         gpus=allocation.gpus,
         assignments=assignments,
         paused=tuple(sorted(emptied)),

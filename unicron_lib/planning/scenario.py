@@ -4,19 +4,21 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from unicron_lib.domain.plans import Layout
 from unicron_lib.errors import UserError
-from unicron_lib.planning import explain
+from unicron_lib.planning import explain, scenario_model, scenario_outlook
 from unicron_lib.planning.allocation import Allocation, Request, allocate
 from unicron_lib.planning.waf import Demand
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
+Source = Literal["replica", "peer_memory", "store"]
 
 
 class _Keys(BaseModel):
@@ -24,18 +26,27 @@ class _Keys(BaseModel):
 
 
 class Cluster(_Keys):
-    """The cluster before the loss; `mtbf_gpu_s` is the mean time between failures of one GPU, in seconds."""
+    """The cluster before the loss; `mtbf_gpu_s` is the mean time between failures of one GPU, in seconds.
+
+    `gpu` is what jobs that are described by their model are reckoned on.
+    """
 
     num_nodes: Annotated[int, Field(ge=1, le=100_000)]
     gpus_per_node: Annotated[int, Field(ge=1, le=1_000)]
     mtbf_gpu_s: Positive
+    gpu: scenario_model.Gpu = "a100"
 
 
 class Job(_Keys):
-    """A job of the scenario; `transition_s` may be left out if the job does not run."""
+    """A job of the scenario; `transition_s` may be left out if the job does not run.
+
+    With a `model`, `throughput_flops` is what was measured, if anything: it calibrates the model, which gives the rest.
+    `transition_s_from` is what moving costs by where the state comes from; for `state_from` it goes before `transition_s`.
+    """
 
     job: Annotated[str, Field(min_length=1)]
-    throughput_flops: Mapping[Annotated[int, Field(ge=1)], NotNegative]
+    throughput_flops: Mapping[Annotated[int, Field(ge=1)], NotNegative] = Field(default_factory=dict)
+    model: scenario_model.GptModel | None = None
     weight: Positive = 1.0
     current_gpus: Count = 0
     faulted: bool = False
@@ -43,21 +54,39 @@ class Job(_Keys):
     max_gpus: Annotated[int, Field(ge=1)] | None = None
     must_run: bool = False
     transition_s: NotNegative | None = None
+    transition_s_from: Mapping[Source, NotNegative] = Field(default_factory=dict)
+    state_from: Source = "replica"
+
+    @property
+    def cost_s(self) -> float:
+        """D_transition for the source that the job's state comes from, in seconds."""
+        return self.transition_s_from.get(self.state_from, self.transition_s or 0.0)
 
 
 class Scenario(_Keys):
-    """A cluster, what it loses, and the jobs that share the rest."""
+    """A cluster, what it loses, and the jobs that share the rest.
+
+    `nodes` may say by name which jobs train on a node, so that its loss can be asked for. With an `outlook` the answer
+    to a loss has alternatives.
+    """
 
     cluster: Cluster
     jobs: Annotated[tuple[Job, ...], Field(min_length=1)]
     lost_nodes: Count = 0
+    nodes: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
     granularity_gpus: Annotated[int, Field(ge=1)] | None = None
     time_limit_s: NotNegative = 10.0
+    outlook: scenario_outlook.NodeOutlook | None = None
 
     @property
     def num_gpus(self) -> int:
         """Healthy GPUs, n'."""
         return (self.cluster.num_nodes - self.lost_nodes) * self.cluster.gpus_per_node
+
+    @property
+    def step(self) -> int:
+        """GPUs that allocations are multiples of."""
+        return self.granularity_gpus or self.cluster.gpus_per_node
 
     @property
     def total_gpus(self) -> int:
@@ -67,14 +96,21 @@ class Scenario(_Keys):
 
 def read(path: Path) -> Scenario:
     """Read a scenario from a YAML or JSON file. Raises UserError with one sentence for whatever is wrong in it."""
+    return parse(load(path))
+
+
+def load(path: Path) -> object:
+    """What a YAML or JSON file holds. Raises UserError with one sentence if it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:
-        return parse(_document(text))
+        return _document(text)
     except yaml.YAMLError as error:
         raise UserError(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply for a scenario") from None
 
 
 def _document(text: str) -> object:
@@ -92,10 +128,12 @@ def parse(document: object) -> Scenario:
     try:
         scenario = Scenario.model_validate(document)
     except ValidationError as error:
-        raise UserError(_sentence(error, document)) from None
+        raise UserError(sentence(error, document)) from None
     _check_capacity(scenario)
+    _check_nodes(scenario)
     for job in scenario.jobs:
         _check_job(job)
+        _check_model(scenario, job)
     return scenario
 
 
@@ -105,9 +143,9 @@ def answer(scenario: Scenario, *, timer: Callable[[], float]) -> dict[str, Any]:
     request = Request(demands=demands, num_gpus=scenario.num_gpus, mtbf_gpu_s=scenario.cluster.mtbf_gpu_s)
     allocation = allocate(request, timer=timer, time_limit_s=scenario.time_limit_s)
     running = {job: num_gpus for job, num_gpus in allocation.gpus.items() if num_gpus}
-    return {
+    found = {
         "gpus": allocation.gpus,
-        "layout": {job: {"tp": 1, "pp": 1, "dp": num_gpus} for job, num_gpus in running.items()},
+        "layout": layouts_of(scenario, running),
         "gain": allocation.gain,
         "upper_bound": allocation.upper_bound,
         "gap": allocation.gap,
@@ -116,28 +154,63 @@ def answer(scenario: Scenario, *, timer: Callable[[], float]) -> dict[str, Any]:
         "solve_s": allocation.solve_s,
         "reason": _reason(scenario, allocation, demands),
     }
+    return found | _alternatives(scenario, demands, timer)
+
+
+def _alternatives(scenario: Scenario, demands: tuple[Demand, ...], timer: Callable[[], float]) -> dict[str, Any]:
+    """The key `alternatives` of the answer, if the scenario asks for it and has lost something."""
+    if scenario.outlook is None or not scenario.lost_nodes:
+        return {}
+    cluster = scenario.cluster.model_dump(exclude={"gpu"})
+    loss = scenario_outlook.loss_of(demands, lost_nodes=scenario.lost_nodes, **cluster)
+    return {"alternatives": scenario_outlook.as_json(scenario_outlook.weighed(scenario.outlook, loss, timer=timer))}
 
 
 def demands_of(scenario: Scenario) -> tuple[Demand, ...]:
     """The jobs as the allocation sees them. A present size that the table lacks counts as T = 0 (paper: F = 0)."""
-    step = scenario.granularity_gpus or scenario.cluster.gpus_per_node
+    step = scenario.step
+    tables = {job.job: flops_of(scenario, job) for job in scenario.jobs}
     return tuple(
         Demand(
             job=job.job,
             throughput_flops={
                 size: flops
-                for size, flops in job.throughput_flops.items()
+                for size, flops in tables[job.job].items()
                 if job.min_gpus <= size <= (job.max_gpus or size) and size % step == 0
             },
             weight=job.weight,
             current_gpus=job.current_gpus,
-            current_flops=job.throughput_flops.get(job.current_gpus, 0.0),
+            current_flops=tables[job.job].get(job.current_gpus, 0.0),
             faulted=job.faulted,
             must_run=job.must_run,
-            transition_s=job.transition_s or 0.0,
+            transition_s=job.cost_s,
         )
         for job in scenario.jobs
     )
+
+
+def flops_of(scenario: Scenario, job: Job) -> Mapping[int, float]:
+    """T(t, x): the table of the job, or what its model gives on the sizes that the cluster has room for."""
+    if job.model is None:
+        return job.throughput_flops
+    offered = range(scenario.step, min(scenario.total_gpus, job.max_gpus or scenario.total_gpus) + 1, scenario.step)
+    sizes = {*offered, *([job.current_gpus] if job.current_gpus else [])}
+    cluster = scenario.cluster
+    return scenario_model.table(
+        job.model, gpu=cluster.gpu, gpus_per_node=cluster.gpus_per_node, sizes=sizes, measured=job.throughput_flops
+    )
+
+
+def layouts_of(scenario: Scenario, gpus: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """The best layout of each job on its GPUs; data parallelism only for a job without a model."""
+    models, cluster = {job.job: job.model for job in scenario.jobs}, scenario.cluster
+    found: dict[str, dict[str, int]] = {}
+    for job, num_gpus in gpus.items():
+        model, layout = models[job], Layout(dp=num_gpus)
+        if model:
+            layout = scenario_model.layout(model, num_gpus, gpu=cluster.gpu, gpus_per_node=cluster.gpus_per_node)
+        found[job] = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp}
+    return found
 
 
 def _reason(scenario: Scenario, allocation: Allocation, demands: tuple[Demand, ...]) -> str:
@@ -145,7 +218,7 @@ def _reason(scenario: Scenario, allocation: Allocation, demands: tuple[Demand, .
     faulted = sorted(job.job for job in scenario.jobs if job.faulted)
     cause = f"{lost} node{'s are' if lost > 1 else ' is'} lost" if lost else "No node is lost"
     cause += f", a worker of {', '.join(faulted)} failed" if faulted else ""
-    unknown = sorted(j.job for j in scenario.jobs if j.current_gpus and j.current_gpus not in j.throughput_flops)
+    unknown = sorted(j.job for j in scenario.jobs if j.current_gpus and j.current_gpus not in flops_of(scenario, j))
     note = f"The present throughput of {', '.join(unknown)} is not in the table: leaving that size counts as free"
     return explain.allocation_reason(
         allocation,
@@ -168,16 +241,42 @@ def _check_capacity(scenario: Scenario) -> None:
         raise UserError(f"current_gpus add up to {held}, the cluster has only {scenario.total_gpus} GPUs")
 
 
+def _check_nodes(scenario: Scenario) -> None:
+    jobs = {job.job for job in scenario.jobs}
+    healthy = scenario.cluster.num_nodes - scenario.lost_nodes
+    for node, on_it in scenario.nodes.items():
+        unknown = sorted(set(on_it) - jobs)
+        if unknown:
+            raise UserError(f"node {node}: there is no job {unknown[0]}, the jobs are {', '.join(sorted(jobs))}")
+    if len(scenario.nodes) > healthy:
+        raise UserError(f"nodes names {len(scenario.nodes)} nodes, only {healthy} are healthy")
+
+
 def _check_job(job: Job) -> None:
     at = f"job {job.job}:"
     if job.max_gpus is not None and job.min_gpus > job.max_gpus:
         raise UserError(f"{at} min_gpus {job.min_gpus} is greater than max_gpus {job.max_gpus}")
-    if not job.throughput_flops:
+    if "throughput_flops" not in job.model_fields_set and not job.model:
+        raise UserError(f"{at} the key throughput_flops is missing, and so is model, which could stand for it")
+    if not job.throughput_flops and not job.model:
         raise UserError(f"{at} throughput_flops is empty, list at least one number of GPUs with its FLOP/s")
-    if job.min_gpus > max(job.throughput_flops):
+    if not job.model and job.min_gpus > max(job.throughput_flops):
         raise UserError(f"{at} min_gpus {job.min_gpus} is greater than every size in throughput_flops")
-    if job.transition_s is None and job.current_gpus:
+    if job.transition_s is None and job.state_from not in job.transition_s_from and job.current_gpus:
         raise UserError(f"{at} transition_s is missing, it is what moving a running job costs in seconds")
+
+
+def _check_model(scenario: Scenario, job: Job) -> None:
+    if job.model is None:
+        return
+    try:
+        fits = any(size >= job.min_gpus and size % scenario.step == 0 for size in flops_of(scenario, job))
+    except UserError as error:
+        raise UserError(f"job {job.job}: {error}") from None
+    if not fits:
+        most = min(scenario.total_gpus, job.max_gpus or scenario.total_gpus)
+        sizes = f"{job.min_gpus} to {most} GPUs in steps of {scenario.step}"
+        raise UserError(f"job {job.job}: its model fits on none of {sizes} ({scenario.cluster.gpu}): allow it more GPUs")
 
 
 def _without_doubles(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -195,7 +294,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _sentence(error: ValidationError, document: Mapping[Any, Any]) -> str:
+def sentence(error: ValidationError, document: Mapping[Any, Any]) -> str:
     """The first finding of pydantic as `job gpt-a: weight is -1: input should be greater than 0`."""
     found = error.errors()[0]
     where = [str(part) for part in found["loc"] if part != "[key]"]

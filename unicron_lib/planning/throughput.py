@@ -1,28 +1,35 @@
-"""T(t, x): the FLOP/s of a job on each number of GPUs, given, measured, or guessed from what was measured."""
+"""T(t, x): the FLOP/s of a job on each number of GPUs: given, measured, or modelled and calibrated by what was measured."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.errors import UserError
+from unicron_lib.planning.calibration import Scaling, calibrated
+from unicron_lib.planning.layouts import Candidate, Device, Model
+from unicron_lib.planning.model_profile import A100, CPU, model_flops
 
 SCALING = 0.95
-"""Twice the GPUs are taken to give 2 ** 0.95 times the FLOP/s where nothing was measured."""
+"""Between and beyond the sizes of a table, twice the GPUs are taken to give 2 ** 0.95 times the FLOP/s."""
 
-NOMINAL_FLOPS = 1e12
-"""Stands for the FLOP/s of one GPU as long as no job of the cluster was ever measured: only ratios count then."""
+ON_GPUS = frozenset({"bfloat16"})
+"""Data types in which nobody trains on processor cores."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Known `points` (GPUs to FLOP/s, at least one above zero) and what follows from them for other sizes.
+    """Known `points` (GPUs to FLOP/s) and what follows from them for other sizes.
 
-    Between two points the FLOP/s follow a power of the size, outside of them the power is `SCALING`.
+    With a `model` (GPUs to modelled FLOP/s) the points calibrate it; if none is above zero, `scaling` stands for them.
+    Without, the FLOP/s follow a power of the size between two points, and outside of them the power is `SCALING`.
     """
 
     job: str
     points: Mapping[int, float] = field(default_factory=dict)
+    model: Callable[[int], float] | None = None
+    scaling: Scaling = field(default_factory=Scaling)
 
     def __post_init__(self) -> None:
         for size, flops in self.points.items():
@@ -34,8 +41,18 @@ class Profile:
         """T(t, x) in FLOP/s, 0.0 for no GPU or when nothing is known."""
         if size in self.points:
             return self.points[size]
+        if size < 1:
+            return 0.0
+        return self._scaling(self.model(size)) if self.model else self._interpolated(size)
+
+    @cached_property
+    def _scaling(self) -> Scaling:
+        measured = any(flops > 0 for flops in self.points.values())
+        return calibrated(self.model, self.points) if self.model and measured else self.scaling
+
+    def _interpolated(self, size: int) -> float:
         known = sorted(x for x, flops in self.points.items() if flops > 0)
-        if size < 1 or not known:
+        if not known:
             return 0.0
         below = max((x for x in known if x < size), default=None)
         above = min((x for x in known if x > size), default=None)
@@ -47,21 +64,53 @@ class Profile:
 
 
 def profiles(specs: Sequence[JobSpec], measured: Mapping[str, Mapping[int, float]]) -> dict[str, Profile]:
-    """The profile of each job: its own table, else its measurements, else the mean of the cluster's jobs per GPU.
+    """The profile of each job: its own table, else its model, calibrated by its measurements or else by the other jobs'.
 
     Raises UserError, with the job's name, for a number that is not finite or negative.
     """
-    known = {
-        spec.job: Profile(job=spec.job, points=dict(spec.throughput_flops or measured.get(spec.job, {}))) for spec in specs
-    }
-    per_gpu = [profile.flops(1) for profile in known.values() if profile.flops(1) > 0]
-    typical = math.fsum(per_gpu) / len(per_gpu) if per_gpu else NOMINAL_FLOPS
-    return {
-        job: profile if profile.flops(1) > 0 else Profile(job=job, points=profile.points or {1: typical})
-        for job, profile in known.items()
-    }
+    device = _stand_in(specs)
+    points = {spec.job: dict(spec.throughput_flops or measured.get(spec.job, {})) for spec in specs}
+    models = {spec.job: _modelled(spec, device) for spec in specs}
+    known = {job: Profile(job=job, points=own) for job, own in points.items()}
+    typical = _typical(points, models)
+    modelled = {spec.job: replace(known[spec.job], model=models[spec.job], scaling=typical) for spec in specs}
+    return {spec.job: (known if spec.throughput_flops else modelled)[spec.job] for spec in specs}
 
 
 def table(spec: JobSpec, profile: Profile, *, num_gpus: int, granularity_gpus: int = 1) -> dict[int, float]:
     """FLOP/s of each size that the job can be given of `num_gpus` GPUs, in multiples of `granularity_gpus`."""
     return {size: profile.flops(size) for size in spec.sizes(num_gpus) if size % granularity_gpus == 0}
+
+
+def _modelled(spec: JobSpec, device: Device) -> Callable[[int], float]:
+    """What the model says of a real job: in the layout that the trainer gives it, whether or not we know its memory."""
+    model = model_of(spec)
+    return lambda size: model_flops(model, device, Candidate(layout=spec.layout(size), micro_batch=spec.micro_batch_size))
+
+
+def model_of(spec: JobSpec) -> Model:
+    """The model that the job trains, as the trainer trains it: activations are kept."""
+    return Model(
+        num_layers=spec.num_layers,
+        hidden_size=spec.hidden_size,
+        num_attention_heads=spec.num_attention_heads,
+        seq_length=spec.seq_length,
+        vocab_size=spec.vocab_size,
+        global_batch_size=spec.global_batch_size,
+        recompute=False,
+    )
+
+
+def _stand_in(specs: Sequence[JobSpec]) -> Device:
+    """The device of the cluster as its jobs tell: one for all, so that they can be compared."""
+    return A100 if any(spec.params_dtype in ON_GPUS for spec in specs) else CPU
+
+
+def _typical(points: Mapping[str, Mapping[int, float]], models: Mapping[str, Callable[[int], float]]) -> Scaling:
+    """What the known jobs of the cluster tell of those that never ran: the mean ratio of real to modelled FLOP/s."""
+    means = [
+        math.fsum(ratios) / len(ratios)
+        for job, own in points.items()
+        if (ratios := [math.log(flops) - math.log(models[job](size)) for size, flops in own.items() if flops > 0])
+    ]
+    return Scaling(knots=((0.0, math.fsum(means) / len(means)),)) if means else Scaling()

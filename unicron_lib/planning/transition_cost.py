@@ -1,0 +1,96 @@
+"""D_transition by kind: what it costs a job to go on elsewhere, by where its state comes from (the nearest source wins)."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+from math import isfinite
+
+from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.errors import UserError
+from unicron_lib.planning.model_profile import iteration_flops
+from unicron_lib.planning.throughput import model_of
+
+STATE_BYTES = 14
+"""Bytes a parameter that move: bf16 weight 2, float32 master weight 4, the two moments of Adam 8."""
+
+
+MOST_REDO_S = 86_400.0
+"""More than this is not believed to be lost: somebody has written a throughput that is far too small."""
+
+
+class StateSource(StrEnum):
+    """Where a new generation takes its state from, nearest first."""
+
+    NOTHING = "nothing"
+    REPLICA = "replica"
+    PEER_MEMORY = "peer_memory"
+    STORE = "store"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bandwidths:
+    """Bytes a second at which a job's whole state arrives from each source.
+
+    Raises UserError for one that is not a finite number above zero.
+    """
+
+    replica: float = 1e9
+    peer_memory: float = 5e9
+    store: float = 2e9
+
+    def __post_init__(self) -> None:
+        for key in self.__slots__:
+            value = getattr(self, key)
+            if not (isfinite(value) and value > 0):
+                raise UserError(f"the bandwidth {key} is {value} bytes a second, it must be a finite number above 0")
+
+
+DEFAULT = Bandwidths()
+"""Of this version: a surviving replica is saved to the object store and read again, each at 2 GB/s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """What moving one job takes.
+
+    `base_s` is the time of stopping and starting ranks, `state_bytes` what must be there before the first iteration, and
+    `redo_s` the work since the newest checkpoint, which is done again if only the object store has the state.
+    """
+
+    base_s: float
+    state_bytes: float = 0.0
+    redo_s: float = 0.0
+
+
+def move_of(spec: JobSpec, flops: float) -> Move:
+    """The move of a job that does `flops` FLOP/s: on average half a save interval is lost with its replicas."""
+    model = model_of(spec)
+    redo_s = spec.save_interval / 2 * iteration_flops(model) / flops if flops > 0 else 0.0
+    return Move(base_s=spec.transition_s, state_bytes=STATE_BYTES * model.num_params, redo_s=min(redo_s, MOST_REDO_S))
+
+
+def source(*, moves: bool, has_replica: bool, is_in_memory: bool = False) -> StateSource:
+    """The nearest source: a live data-parallel replica, a checkpoint in a peer's memory, the object store."""
+    if not moves:
+        return StateSource.NOTHING
+    if has_replica:
+        return StateSource.REPLICA
+    return StateSource.PEER_MEMORY if is_in_memory else StateSource.STORE
+
+
+def transition_s(move: Move, origin: StateSource, bandwidths: Bandwidths = DEFAULT) -> float:
+    """Seconds of training that a job loses if its state comes from `origin`."""
+    match origin:
+        case StateSource.NOTHING:
+            return 0.0
+        case StateSource.REPLICA:
+            return move.base_s + move.state_bytes / bandwidths.replica
+        case StateSource.PEER_MEMORY:
+            return move.base_s + move.state_bytes / bandwidths.peer_memory
+        case StateSource.STORE:
+            return move.base_s + move.state_bytes / bandwidths.store + move.redo_s
+
+
+def whole_replicas(nodes: Collection[Collection[str]], usable: Collection[str]) -> int:
+    """How many replicas live on: `nodes` names the nodes of each; one that lost a part of its tp or pp group is lost."""
+    return sum(all(node in usable for node in replica) for replica in nodes)
