@@ -7,10 +7,10 @@ from prefect import task
 
 from tasks.events import OPENED, UPDATED, emit_incident
 from tasks.services import services
-from unicron_lib.agent.messages import Observation, RankFinished
+from unicron_lib.agent.messages import NodeNotice, Observation, RankFinished, RankResumed
 from unicron_lib.detection.classify import classify
 from unicron_lib.domain.cluster import ClusterState, Incident
-from unicron_lib.domain.events import Event, FailureDetected, JobFinished
+from unicron_lib.domain.events import Event, FailureDetected, JobFinished, JobResumed, NodeNoted
 from unicron_lib.domain.failures import Failure
 from unicron_lib.domain.journal import incident_id
 
@@ -50,14 +50,20 @@ async def publish(event: Event) -> Incident | None:
 
 
 def _event_of(observation: Observation) -> Event | None:
-    body = observation.body
-    if isinstance(body, RankFinished):
-        if body.rank != 0:
-            return None
-        done = f"finished/{body.job}/{body.generation}"
-        return JobFinished(id=done, at=time.time(), job=body.job, generation=body.generation, iteration=body.iteration)
-    failure = classify(observation)
-    return FailureDetected(id=failure.id, at=time.time(), failure=failure) if failure else None
+    now, name = time.time(), observation.id
+    match observation.body:
+        case RankFinished() as body:
+            done = f"finished/{body.job}/{body.generation}"
+            finished = JobFinished(id=done, at=now, job=body.job, generation=body.generation, iteration=body.iteration)
+            return finished if body.rank == 0 else None
+        case RankResumed() as body:
+            return JobResumed(id=name, at=now, job=body.job, generation=body.generation, iteration=body.iteration)
+        case NodeNotice() as body:
+            node, boot = observation.node, observation.boot
+            return NodeNoted(id=name, at=now, node=node, boot=boot, code=body.code, text=body.text, active=body.active)
+        case _:
+            failure = classify(observation)
+            return FailureDetected(id=failure.id, at=now, failure=failure) if failure else None
 
 
 def _incident_of(state: ClusterState, event: Event) -> Incident | None:

@@ -168,8 +168,10 @@ class Commands:
                 rank.order(RankOrder(order="raise"))
             case "nan":
                 rank.order(RankOrder(order="nan"))
-            case "node-loss":
-                assert_never(command)  # type: ignore[arg-type]  # the uplink's, for it takes the agent along
+            case "slow":
+                rank.order(RankOrder(order="slow", amount=command.amount))
+            case "node-loss" | "partition" | "ecc" | "xid" | "nvlink" | "gpu-lost":
+                raise AgentError(f"{command.fault} is not known here")
         return {"pid": rank.pid, "generation": rank.generation}
 
     def _find(self, job: str, generation: int, rank: int) -> Rank:

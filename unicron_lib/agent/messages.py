@@ -17,6 +17,10 @@ from unicron_lib.domain.plans import Layout
 NAN_STAYS_NAN = ConfigDict(ser_json_inf_nan="constants")
 """For what a loss travels in: it may be NaN, for which pydantic writes null unless told otherwise."""
 
+RankFault = Literal["crash", "hang", "slow", "exception", "nan"]
+GpuInjection = Literal["ecc", "xid", "nvlink", "gpu-lost"]
+Fault = Literal[RankFault, GpuInjection, "node-loss", "partition"]
+
 # --- rank -> agent ---------------------------------------------------------------------------------------------------
 
 
@@ -33,7 +37,10 @@ class RankHello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """An iteration is done. `flops` is the achieved FLOP/s of the whole job over it."""
+    """An iteration is done. `flops` is the achieved FLOP/s of the whole job over it.
+
+    `compute_s` is the part of `iteration_s` before this rank entered the gradients' all-reduce; 0 if it was not measured.
+    """
 
     job: str
     generation: int
@@ -44,6 +51,7 @@ class Progress:
     flops: float
     world_size: int
     at: float
+    compute_s: float = 0.0
     type: Literal["progress"] = "progress"
 
 
@@ -96,10 +104,12 @@ class RankFinished:
 class RankOrder:
     """`drain`: save and stop at the next common iteration's end. `save_replica`: a parked rank saves all it has, alone.
 
-    `quit`: a parked rank exits. `raise`, `nan`: injected faults.
+    `quit`: a parked rank exits. `raise`, `nan`, `slow`: injected faults; a slow rank takes `amount` times as long for its part
+    of each iteration.
     """
 
-    order: Literal["drain", "save_replica", "quit", "raise", "nan"]
+    order: Literal["drain", "save_replica", "quit", "raise", "nan", "slow"]
+    amount: float = 0.0
     type: Literal["rank_order"] = "rank_order"
 
 
@@ -108,7 +118,10 @@ class RankOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExited:
-    """A rank's process ended although nobody had asked it to. `exit_code` is negative for a signal."""
+    """A rank's process ended although nobody had asked it to. `exit_code` is negative for a signal.
+
+    `error` is what it left in the file that TORCHELASTIC_ERROR_FILE names, empty if nothing.
+    """
 
     job: str
     generation: int
@@ -117,6 +130,7 @@ class RankExited:
     exit_code: int
     iteration: int
     out_of_memory: bool = False
+    error: str = ""
     type: Literal["rank_exited"] = "rank_exited"
 
 
@@ -131,21 +145,68 @@ class NodeUnreachable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuFault:
-    """A GPU of the node is broken, whatever ranks it may hold; `jobs` have ranks on the node.
+class RankStalled:
+    """A rank has stayed in the same `section` for `silent_s`, longer than `limit_s`; usual is `usual_s` (0: not known).
 
-    Told once per GPU and kind in a life of the agent. `uuid` is empty if the GPU was never able to tell it.
+    `section` is one of those of `Section`; a rank in `collective` waits for others. The job's recovery waits until `act_at`
+    (epoch seconds): it may go on by itself.
+    """
+
+    job: str
+    generation: int
+    rank: int
+    iteration: int
+    section: str
+    silent_s: float
+    limit_s: float
+    usual_s: float
+    act_at: float
+    type: Literal["rank_stalled"] = "rank_stalled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankResumed:
+    """A rank that had been told as stalled goes on."""
+
+    job: str
+    generation: int
+    rank: int
+    iteration: int
+    silent_s: float
+    type: Literal["rank_resumed"] = "rank_resumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFault:
+    """Hardware of the node is broken, whatever ranks it may hold; `jobs` have ranks on the node.
+
+    `gpu` is None if it is a link, or nobody can tell which GPU it is; `uuid` is empty if it was never told. `xid` is the
+    driver's number for it, `count` how often it was seen. A `symptom` may follow from something else, elsewhere.
+    Told once per GPU and kind in a life of the agent.
     """
 
     kind: GpuFaultKind
-    gpu: int
+    gpu: int | None
     uuid: str
     evidence: str
     jobs: tuple[str, ...] = ()
+    xid: int | None = None
+    count: int = 1
+    symptom: bool = False
     type: Literal["gpu_fault"] = "gpu_fault"
 
 
-Body = RankExited | RankFailed | RankFinished | NodeUnreachable | GpuFault
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeNotice:
+    """Something about the node that a person should know and that is no failure; with `active` False it is over."""
+
+    code: str
+    text: str
+    active: bool = True
+    type: Literal["node_notice"] = "node_notice"
+
+
+Body = RankExited | RankFailed | RankFinished | RankStalled | RankResumed | NodeUnreachable | GpuFault | NodeNotice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +231,7 @@ class Observation:
     @property
     def job(self) -> str | None:
         """The job that it is about, None for a node's."""
-        return None if isinstance(self.body, NodeUnreachable | GpuFault) else self.body.job
+        return None if isinstance(self.body, NodeUnreachable | GpuFault | NodeNotice) else self.body.job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,12 +366,19 @@ class StopRanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InjectFault:
-    """Do harm on purpose: `crash` (SIGKILL), `hang` (SIGSTOP), `exception`, `nan` to a rank; `node-loss` to the agent."""
+    """Do harm on purpose.
+
+    To a rank: `crash` (SIGKILL), `hang` (SIGSTOP), `slow` (by the factor `amount`), `exception`, `nan`. To GPU `gpu` of the
+    node, as far as its probes can tell: `ecc`, `xid` (of the number `amount`), `nvlink`, `gpu-lost`. To the agent: `node-loss`,
+    `partition` (no word to or from the controller for `amount` seconds).
+    """
 
     step: str
-    fault: Literal["crash", "hang", "exception", "nan", "node-loss"]
+    fault: Fault
     job: str = ""
     rank: int = 0
+    gpu: int = 0
+    amount: float = 0.0
     type: Literal["inject_fault"] = "inject_fault"
 
 

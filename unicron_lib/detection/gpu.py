@@ -4,8 +4,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-GpuFaultKind = Literal["ecc_error", "gpu_lost", "nvlink_error", "gpu_driver_error"]
-"""The kinds of failure, spelled as in `ErrorKind`, that a GPU's own readings can tell of."""
+GpuFaultKind = Literal[
+    "ecc_error",
+    "gpu_lost",
+    "nvlink_error",
+    "gpu_driver_error",
+    "illegal_memory_access",
+    "invalid_dma_mapping",
+    "cuda_error",
+    "link_flapping",
+    "out_of_memory",
+    "other",
+]
+"""The kinds of failure, spelled as in `ErrorKind`, that hardware, its driver or the kernel can tell of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,10 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
-    """An agent dialled in; `boot` is new in every life of the agent."""
+    """An agent dialled in; `boot` is new in every life of the agent.
+
+    A node that comes and goes gets no ranks before `snoozed_until` (epoch seconds; 0: at once).
+    """
 
     id: str
     at: float
@@ -26,6 +29,7 @@ class NodeJoined:
     address: str
     num_gpus: int
     rack: str = ""
+    snoozed_until: float = 0.0
     type: Literal["node_joined"] = "node_joined"
 
 
@@ -60,6 +64,94 @@ class NodeReleased:
     at: float
     node: str
     type: Literal["node_released"] = "node_released"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettled:
+    """A node that came and went has stayed for its whole snooze: it may get ranks again."""
+
+    id: str
+    at: float
+    node: str
+    boot: str
+    type: Literal["node_settled"] = "node_settled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeNoted:
+    """Something about a node that a person should know and that is no failure; with `active` False it is over.
+
+    `code` is one word for it, such as `gpu_blind`; a node has at most one note of a code.
+    """
+
+    id: str
+    at: float
+    node: str
+    boot: str
+    code: str
+    text: str
+    active: bool
+    type: Literal["node_noted"] = "node_noted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResumed:
+    """Ranks that had stood still go on by themselves: their hang is over."""
+
+    id: str
+    at: float
+    job: str
+    generation: int
+    iteration: int
+    type: Literal["job_resumed"] = "job_resumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerDetected:
+    """A job is slowed down: by `rank`, which needs `ratio` times what the others need, or as a whole if `rank` is None."""
+
+    id: str
+    at: float
+    job: str
+    generation: int
+    ratio: float
+    reason: str
+    rank: int | None = None
+    node: str | None = None
+    type: Literal["straggler_detected"] = "straggler_detected"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerCleared:
+    """It is as fast as the others, or as before, again."""
+
+    id: str
+    at: float
+    job: str
+    generation: int
+    rank: int | None = None
+    type: Literal["straggler_cleared"] = "straggler_cleared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentDismissed:
+    """Nothing has to be done about an incident, or nothing may: with `trips_breaker`, since too many nodes would go."""
+
+    id: str
+    at: float
+    incident: str
+    reason: str
+    trips_breaker: bool = False
+    type: Literal["incident_dismissed"] = "incident_dismissed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerReset:
+    """A person has looked: nodes may be isolated again."""
+
+    id: str
+    at: float
+    type: Literal["breaker_reset"] = "breaker_reset"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +264,13 @@ Event = (
     | NodeSuspected
     | NodeCleared
     | NodeReleased
+    | NodeSettled
+    | NodeNoted
+    | JobResumed
+    | StragglerDetected
+    | StragglerCleared
+    | IncidentDismissed
+    | BreakerReset
     | FailureDetected
     | JobSubmitted
     | ThroughputMeasured

@@ -100,7 +100,8 @@ class Failure:
     """Something seen and classified.
 
     `id` derives from the observation, so that the same one reported twice is one failure.
-    `seen_at` is the observer's wall clock in epoch seconds, `boot` names one life of `node`.
+    `seen_at` is the observer's wall clock in epoch seconds, `boot` names one life of `node`. A `symptom` explains nothing
+    by itself. Until `not_before` (epoch seconds) it may pass by itself, and nothing is done about it.
     """
 
     id: str
@@ -114,6 +115,8 @@ class Failure:
     rank: int | None = None
     iteration: int | None = None
     evidence: str = ""
+    symptom: bool = False
+    not_before: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.evidence) > EVIDENCE_LIMIT:
@@ -127,5 +130,5 @@ class Failure:
 
     @property
     def is_echo(self) -> bool:
-        """Whether this is what a peer of the really failed rank would report."""
-        return self.kind in ECHOES
+        """Whether this is what a peer of the really failed rank would report, or another consequence of something else."""
+        return self.symptom or self.kind in ECHOES

@@ -39,6 +39,11 @@ class JobSpec:
     max_gpus: int | None = None
     must_run: bool = False
     max_restarts: int = 3
+    restart_window_s: float = 600.0
+    hang_factor: float = 3.0
+    hang_patience_s: float = 5.0
+    section_timeouts_s: Mapping[str, float] = field(default_factory=dict)
+    distributed_timeout_minutes: float = 10.0
     transition_s: float = 10.0
     throughput_flops: Mapping[int, float] = field(default_factory=dict)
 

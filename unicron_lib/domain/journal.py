@@ -9,19 +9,26 @@ from typing import Any
 from unicron_lib.domain.carrying_out import plan_decided, recovery_completed, step_completed
 from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus, Node, NodeStatus
 from unicron_lib.domain.events import (
+    BreakerReset,
     Event,
     FailureDetected,
     FaultInjected,
+    IncidentDismissed,
     JobCancelled,
     JobFinished,
+    JobResumed,
     JobSubmitted,
     NodeCleared,
     NodeJoined,
+    NodeNoted,
     NodeReleased,
+    NodeSettled,
     NodeSuspected,
     PlanDecided,
     RecoveryCompleted,
     StepCompleted,
+    StragglerCleared,
+    StragglerDetected,
     ThroughputMeasured,
 )
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
@@ -252,12 +259,23 @@ def _absorb_own_failures(state: ClusterState, incident: Incident) -> ClusterStat
     return state.with_incident(incident)
 
 
+def _unchanged(state: ClusterState, _: Event) -> ClusterState:
+    return state
+
+
 FOLDS: Mapping[type[Event], Callable[[ClusterState, Any], ClusterState]] = MappingProxyType(
     {
         NodeJoined: _node_joined,
         NodeSuspected: _node_suspected,
         NodeCleared: _node_cleared,
         NodeReleased: _node_released,
+        NodeSettled: _unchanged,
+        NodeNoted: _unchanged,
+        JobResumed: _unchanged,
+        StragglerDetected: _unchanged,
+        StragglerCleared: _unchanged,
+        IncidentDismissed: _unchanged,
+        BreakerReset: _unchanged,
         FailureDetected: _failure_detected,
         FaultInjected: _fault_injected,
         JobSubmitted: _job_submitted,

@@ -182,7 +182,7 @@ class Rank:
                     return 0
                 case "save_replica":
                     self._link.send(self._replica_saved())
-                case "drain" | "raise" | "nan":
+                case "drain" | "raise" | "nan" | "slow":
                     log.info("parked: %s is ignored", order)
                 case _:
                     assert_never(order)
