@@ -7,7 +7,8 @@ from prefect import task
 
 from tasks.events import OPENED, UPDATED, emit_incident
 from tasks.services import services
-from unicron_lib.agent.messages import NodeNotice, Observation, RankFinished, RankResumed
+from unicron_lib.agent.messages import NodeNotice, Observation, RankResumed
+from unicron_lib.agent.rank_messages import RankFinished
 from unicron_lib.detection.classify import classify
 from unicron_lib.domain.cluster import ClusterState, Incident
 from unicron_lib.domain.events import Event, FailureDetected, JobFinished, JobResumed, NodeNoted

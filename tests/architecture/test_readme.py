@@ -16,7 +16,7 @@ from unicron_lib.domain.jobs import JobSpec
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-NOT_FROM_A_DEFAULT = {"none": None, "measured": {}}
+NOT_FROM_A_DEFAULT = {"none": None, "measured": {}, "built in": {}}
 
 
 def rows(first: str) -> dict[str, str]:

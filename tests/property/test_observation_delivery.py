@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_lib.agent.messages import RankFinished
 from unicron_lib.agent.outbox import Outbox
+from unicron_lib.agent.rank_messages import RankFinished
 from unicron_lib.controller.observations import PendingObservations
 
 BODY = RankFinished(job="a", generation=1, rank=0, iteration=1, loss=1.0)

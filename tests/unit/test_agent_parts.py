@@ -10,9 +10,10 @@ from unicron_lib.agent.bell import Bell
 from unicron_lib.agent.environment import NodeFacts, rank_environment
 from unicron_lib.agent.fencing import Fence
 from unicron_lib.agent.memo import StepMemo
-from unicron_lib.agent.messages import LaunchRanks, RankFinished, Reply
+from unicron_lib.agent.messages import LaunchRanks, Reply
 from unicron_lib.agent.oom import OomWatch, oom_kills
 from unicron_lib.agent.outbox import Outbox
+from unicron_lib.agent.rank_messages import RankFinished
 from unicron_lib.agent.supervisor import TEXT_LIMIT, shorten
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout

@@ -6,17 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from unicron_lib.agent.messages import (
-    AgentHello,
-    GpuFault,
-    NodeUnreachable,
-    Observation,
-    Progress,
-    RankFinished,
-    RankInfo,
-    Reply,
-    StopRanks,
-)
+from unicron_lib.agent.messages import AgentHello, GpuFault, NodeUnreachable, Observation, RankInfo, Reply, StopRanks
+from unicron_lib.agent.rank_messages import Progress, RankFinished
 from unicron_lib.controller.hub import Hub, Link
 from unicron_lib.controller.liveness import Contact, Stepping, Verdict, judge
 from unicron_lib.controller.observations import PendingObservations

@@ -2,7 +2,8 @@
 
 import pytest
 
-from unicron_lib.agent.messages import GpuFault, NodeUnreachable, Observation, RankExited, RankFailed, RankFinished
+from unicron_lib.agent.messages import GpuFault, NodeUnreachable, Observation, RankExited
+from unicron_lib.agent.rank_messages import RankFailed, RankFinished
 from unicron_lib.detection.classify import classify
 from unicron_lib.detection.exceptions import kind_of_exception
 from unicron_lib.detection.stall import FLOOR_S, Pace

@@ -16,11 +16,11 @@ from unicron_lib.agent.messages import (
     InjectFault,
     LaunchRanks,
     OpenRendezvous,
-    RankOrder,
     Reply,
     SaveReplica,
     StopRanks,
 )
+from unicron_lib.agent.rank_messages import RankOrder
 from unicron_lib.agent.ranks import Phase, Rank
 from unicron_lib.agent.rendezvous import RendezvousStores
 from unicron_lib.agent.supervisor import Supervisor

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from unicron_lib.agent.messages import FromRank, RankHello, from_rank
+from unicron_lib.agent.rank_messages import FromRank, RankHello, from_rank
 from unicron_lib.agent.ranks import Rank, Ranks
 
 log = logging.getLogger(__name__)

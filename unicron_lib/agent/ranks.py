@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from unicron_lib.agent.forks import Forked
-from unicron_lib.agent.messages import Progress, RankInfo, RankOrder, rank_order
+from unicron_lib.agent.messages import RankInfo
+from unicron_lib.agent.rank_messages import Progress, RankOrder, rank_order
 
 log = logging.getLogger(__name__)
 RankKey = tuple[str, int, int]

@@ -15,20 +15,10 @@ from unicron_lib.agent.bell import Bell
 from unicron_lib.agent.environment import NodeFacts, error_file, log_file, rank_environment
 from unicron_lib.agent.forks import Forked, Forks
 from unicron_lib.agent.forkserver import kill_group
-from unicron_lib.agent.messages import (
-    Body,
-    FromRank,
-    LaunchRanks,
-    Progress,
-    RankDrained,
-    RankExited,
-    RankFailed,
-    RankFinished,
-    RankHello,
-    RankOrder,
-)
+from unicron_lib.agent.messages import Body, LaunchRanks, RankExited
 from unicron_lib.agent.oom import OomWatch
 from unicron_lib.agent.outbox import Outbox
+from unicron_lib.agent.rank_messages import FromRank, Progress, RankDrained, RankFailed, RankFinished, RankHello, RankOrder
 from unicron_lib.agent.ranks import Phase, Rank, Ranks
 
 log = logging.getLogger(__name__)

@@ -19,13 +19,13 @@ from unicron_lib.agent.messages import (
     FromAgent,
     Heartbeat,
     InjectFault,
-    Progress,
     RankInfo,
     Reply,
     from_agent,
     from_controller,
 )
 from unicron_lib.agent.outbox import Outbox
+from unicron_lib.agent.rank_messages import Progress
 from unicron_lib.agent.supervisor import Supervisor
 from unicron_lib.errors import UserError
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from unicron_lib.agent.messages import Progress, RankInfo
+from unicron_lib.agent.messages import RankInfo
+from unicron_lib.agent.rank_messages import Progress
 from unicron_lib.controller.liveness import Stepping
 from unicron_lib.controller.views import JobProgress
 

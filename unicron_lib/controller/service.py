@@ -5,16 +5,8 @@ import time
 from collections.abc import Iterable
 
 from unicron_lib.agent.bell import Bell
-from unicron_lib.agent.messages import (
-    AgentHello,
-    FromAgent,
-    Heartbeat,
-    NodeUnreachable,
-    Observation,
-    Progress,
-    RankInfo,
-    Reply,
-)
+from unicron_lib.agent.messages import AgentHello, FromAgent, Heartbeat, NodeUnreachable, Observation, RankInfo, Reply
+from unicron_lib.agent.rank_messages import Progress
 from unicron_lib.agent.uplink import DECLARED_LOST
 from unicron_lib.controller.hub import Hub, Link, NodeRecord
 from unicron_lib.controller.observations import PendingObservations

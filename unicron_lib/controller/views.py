@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from pydantic import TypeAdapter
 
-from unicron_lib.agent.messages import NAN_STAYS_NAN, Observation, RankInfo
+from unicron_lib.agent.messages import Observation, RankInfo
+from unicron_lib.agent.rank_messages import NAN_STAYS_NAN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,17 +4,8 @@ import signal
 from dataclasses import replace
 from typing import assert_never
 
-from unicron_lib.agent.messages import (
-    GpuFault,
-    NodeNotice,
-    NodeUnreachable,
-    Observation,
-    RankExited,
-    RankFailed,
-    RankFinished,
-    RankResumed,
-    RankStalled,
-)
+from unicron_lib.agent.messages import GpuFault, NodeNotice, NodeUnreachable, Observation, RankExited, RankResumed, RankStalled
+from unicron_lib.agent.rank_messages import RankFailed, RankFinished
 from unicron_lib.detection.exceptions import kind_of_exception
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Literal
 
-from unicron_lib.agent.messages import FromRank, RankOrder, from_rank, rank_order
+from unicron_lib.agent.rank_messages import FromRank, RankOrder, from_rank, rank_order
 
 
 class AgentLink:

@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from unicron_lib.agent.messages import Progress
+from unicron_lib.agent.rank_messages import Progress
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.errors import StaleGeneration
 from unicron_lib.training.data import open_corpus, sample_order, share

@@ -14,7 +14,7 @@ import torch
 # imported here so that ranks, forked from a process that has imported this module, need not
 import unicron_lib.adapters.s3  # noqa: F401
 from unicron_lib.adapters.stores import open_store
-from unicron_lib.agent.messages import RankDrained, RankFailed, RankFinished, RankHello
+from unicron_lib.agent.rank_messages import RankDrained, RankFailed, RankFinished, RankHello
 from unicron_lib.checkpointing.repository import CheckpointRepository
 from unicron_lib.errors import CheckpointError, StaleGeneration
 from unicron_lib.training import groups

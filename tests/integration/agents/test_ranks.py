@@ -9,15 +9,8 @@ import psutil
 import pytest
 from local_cluster import LocalCluster, descendants, eventually, launch, pids
 
-from unicron_lib.agent.messages import (
-    DrainRanks,
-    InjectFault,
-    OpenRendezvous,
-    RankExited,
-    RankFailed,
-    SaveReplica,
-    StopRanks,
-)
+from unicron_lib.agent.messages import DrainRanks, InjectFault, OpenRendezvous, RankExited, SaveReplica, StopRanks
+from unicron_lib.agent.rank_messages import RankFailed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

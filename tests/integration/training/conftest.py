@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from unicron_lib.agent.messages import FromRank, RankOrder, from_rank, rank_order
+from unicron_lib.agent.rank_messages import FromRank, RankOrder, from_rank, rank_order
 from unicron_lib.domain.jobs import JobSpec
 
 DEADLINE_S = 60.0

@@ -9,7 +9,7 @@ import torch
 from training_jobs import reference_losses, tiny
 
 from unicron_lib.adapters.stores import open_store
-from unicron_lib.agent.messages import Progress, RankDrained, RankFailed, RankFinished, RankHello
+from unicron_lib.agent.rank_messages import Progress, RankDrained, RankFailed, RankFinished, RankHello
 from unicron_lib.checkpointing.repository import CheckpointRepository
 from unicron_lib.training.ledger import check_ledger, ledger_directory, read_lineage
 from unicron_lib.training.shards import read_state

@@ -8,7 +8,7 @@ from moto.server import ThreadedMotoServer
 from training_jobs import tiny
 
 from unicron_lib.adapters.stores import open_store
-from unicron_lib.agent.messages import Progress, RankDrained, RankFinished
+from unicron_lib.agent.rank_messages import Progress, RankDrained, RankFinished
 from unicron_lib.checkpointing.repository import CheckpointRepository
 
 

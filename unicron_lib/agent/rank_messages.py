@@ -1,0 +1,109 @@
+"""The words between a rank and its agent: frozen dataclasses, JSON lines over a Unix socket.
+
+Wall clocks are epoch seconds of the sender.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Discriminator, TypeAdapter
+
+NAN_STAYS_NAN = ConfigDict(ser_json_inf_nan="constants")
+"""For what a loss travels in: it may be NaN, for which pydantic writes null unless told otherwise."""
+
+# --- rank -> agent ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankHello:
+    """First line of a rank."""
+
+    job: str
+    generation: int
+    rank: int
+    pid: int
+    type: Literal["rank_hello"] = "rank_hello"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """An iteration is done. `flops` is the achieved FLOP/s of the whole job over it.
+
+    `compute_s` is the part of `iteration_s` before this rank entered the gradients' all-reduce; 0 if it was not measured.
+    """
+
+    job: str
+    generation: int
+    rank: int
+    iteration: int
+    loss: float
+    iteration_s: float
+    flops: float
+    world_size: int
+    at: float
+    compute_s: float = 0.0
+    type: Literal["progress"] = "progress"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailed:
+    """An exception in a rank, told before anything else dies; `parked` ranks keep their state and wait.
+
+    `iteration` is the last one that is complete in this rank's parameters.
+    """
+
+    job: str
+    generation: int
+    rank: int
+    iteration: int
+    error_type: str
+    message: str
+    traceback: str
+    parked: bool
+    type: Literal["rank_failed"] = "rank_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankDrained:
+    """The rank stopped at an iteration's end, or saved its replica; `manifest` is the key of the committed checkpoint."""
+
+    job: str
+    generation: int
+    rank: int
+    iteration: int
+    manifest: str | None
+    type: Literal["rank_drained"] = "rank_drained"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFinished:
+    """The rank completed `train_iters` and the last checkpoint is committed."""
+
+    job: str
+    generation: int
+    rank: int
+    iteration: int
+    loss: float
+    type: Literal["rank_finished"] = "rank_finished"
+
+
+# --- agent -> rank ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOrder:
+    """`drain`: save and stop at the next common iteration's end. `save_replica`: a parked rank saves all it has, alone.
+
+    `quit`: a parked rank exits. `raise`, `nan`, `slow`: injected faults; a slow rank takes `amount` times as long for its part
+    of each iteration.
+    """
+
+    order: Literal["drain", "save_replica", "quit", "raise", "nan", "slow"]
+    amount: float = 0.0
+    type: Literal["rank_order"] = "rank_order"
+
+
+FromRank = RankHello | Progress | RankFailed | RankDrained | RankFinished
+
+from_rank: TypeAdapter[FromRank] = TypeAdapter(Annotated[FromRank, Discriminator("type")], config=NAN_STAYS_NAN)
+rank_order: TypeAdapter[RankOrder] = TypeAdapter(RankOrder)
