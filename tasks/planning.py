@@ -3,18 +3,24 @@
 import asyncio
 import logging
 import time
+from functools import cache, partial
 
 from prefect import task
 
 from tasks.services import services
 from unicron_lib.config import Settings
 from unicron_lib.domain.actions import Respond
+from unicron_lib.domain.cluster import ClusterState
 from unicron_lib.domain.events import PlanDecided, RecoveryCompleted
 from unicron_lib.domain.plans import Plan
+from unicron_lib.planning.ahead import Solve, Table
+from unicron_lib.planning.allocation import allocate
 from unicron_lib.planning.alternatives import Outlook
 from unicron_lib.planning.placement import Rules
 from unicron_lib.planning.planner import make_plan
 
+FORESIGHT_S = 10.0
+"""Time for plans that are made ahead; what does not fit in is solved when it happens."""
 log = logging.getLogger("unicron.planning")
 
 
@@ -23,23 +29,40 @@ async def decide_plan(respond: Respond) -> Plan:
     """The plan that answers `respond`, journalled. Raises IllegalTransition if another plan got there first."""
     found = services()
     state = await asyncio.to_thread(found.journal.refresh)
-    plan = await asyncio.to_thread(
-        make_plan,
-        state,
-        respond,
-        measured={name: job.measured for name, job in state.jobs.items()},
-        mtbf_gpu_s=found.settings.mtbf_gpu_s,
-        granularity_gpus=found.settings.granularity_gpus or None,
-        spare_gpus=found.settings.spare_gpus,
-        outlook=_outlook(found.settings),
-        rules=Rules(max_jobs_per_node=found.settings.max_jobs_per_node or None),
-        time_limit_s=found.settings.solve_limit_s,
-        timer=time.perf_counter,
-    )
+    plan = await asyncio.to_thread(plan_with, found.settings, state, respond, table().answer)
     decided = PlanDecided(id=plan.id, at=time.time(), plan=plan, supersedes=respond.supersedes)
     await asyncio.to_thread(found.journal.append, decided)
     log.info("%s: %s", plan.id, plan.reason)
     return plan
+
+
+@cache
+def table() -> Table:
+    """Plans made ahead, by and for the process that asks."""
+    limit_s = services().settings.solve_limit_s
+    return Table(partial(allocate, timer=time.perf_counter, time_limit_s=limit_s), timer=time.perf_counter)
+
+
+def foresee(state: ClusterState) -> int:
+    """Make plans ahead for all that may come next after `state`; how many events that were."""
+    return table().foresee(state, partial(plan_with, services().settings), budget_s=FORESIGHT_S)
+
+
+def plan_with(settings: Settings, state: ClusterState, respond: Respond, solve: Solve) -> Plan:
+    """The plan by the numbers of the settings, its allocation by `solve`."""
+    return make_plan(
+        state,
+        respond,
+        measured={name: job.measured for name, job in state.jobs.items()},
+        mtbf_gpu_s=settings.mtbf_gpu_s,
+        granularity_gpus=settings.granularity_gpus or None,
+        spare_gpus=settings.spare_gpus,
+        outlook=_outlook(settings),
+        rules=Rules(max_jobs_per_node=settings.max_jobs_per_node or None),
+        time_limit_s=settings.solve_limit_s,
+        timer=time.perf_counter,
+        solve=solve,
+    )
 
 
 @task(name="complete", task_run_name="complete {plan}", persist_result=True)

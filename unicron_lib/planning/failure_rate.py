@@ -1,5 +1,6 @@
 """How often a new plan becomes necessary: the observed mean time between failures of a GPU, with a prior."""
 
+import math
 from collections.abc import Collection
 
 from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus, NodeStatus
@@ -7,6 +8,9 @@ from unicron_lib.domain.plans import PlanKind
 
 PRIOR_FAILURES = 1.0
 """The prior counts as much as having seen so many failures, so that the first one halves it and no more."""
+
+STEPS_PER_OCTAVE = 4
+"""Far finer than the time is known, and coarse enough that plans made ahead stay the right ones while time goes by."""
 
 JOINED = "node_joined"
 OUT_OF_USE = frozenset({NodeStatus.LOST, NodeStatus.QUARANTINED})
@@ -21,6 +25,14 @@ def observed_mtbf_gpu_s(state: ClusterState, *, prior_mtbf_gpu_s: float, plannin
     failures = sum(causes_replanning(state, incident, planning) for incident in state.incidents.values())
     seen_gpu_s = PRIOR_FAILURES * prior_mtbf_gpu_s + observed_gpu_s(state)
     return seen_gpu_s / (PRIOR_FAILURES + failures)
+
+
+def rounded(mtbf_gpu_s: float, *, prior_mtbf_gpu_s: float) -> float:
+    """The nearest of the prior's multiples by powers of two, `STEPS_PER_OCTAVE` of them between one and its double."""
+    if not mtbf_gpu_s > 0 or not prior_mtbf_gpu_s > 0:
+        return mtbf_gpu_s
+    steps = round(STEPS_PER_OCTAVE * math.log2(mtbf_gpu_s / prior_mtbf_gpu_s))
+    return float(prior_mtbf_gpu_s * 2 ** (steps / STEPS_PER_OCTAVE))
 
 
 def causes_replanning(state: ClusterState, incident: Incident, planning: Collection[str] = ()) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 
 from unicron_lib.domain.actions import Respond
@@ -10,7 +10,7 @@ from unicron_lib.domain.cluster import ClusterState, Node, NodeStatus
 from unicron_lib.domain.jobs import JobState, JobStatus
 from unicron_lib.domain.plans import Assignment, Plan, PlanKind, Slot, content_id
 from unicron_lib.planning import alternatives, explain, failure_rate, placement, spares, throughput, transition, transition_cost
-from unicron_lib.planning.allocation import NotEnoughGpus, Request, allocate
+from unicron_lib.planning.allocation import Allocation, NotEnoughGpus, Request, allocate
 from unicron_lib.planning.alternatives import Outlook
 from unicron_lib.planning.fitting import Fitted, fit
 from unicron_lib.planning.placement import FREELY, Rules
@@ -37,16 +37,17 @@ def make_plan(  # noqa: PLR0913 a plan has many sides
     outlook: Outlook | None = None,
     time_limit_s: float = 10.0,
     timer: Callable[[], float],
+    solve: Callable[[Request], Allocation] | None = None,
 ) -> Plan:
     """The plan that `respond` asks for.
 
     `measured` holds FLOP/s by job and number of GPUs, for jobs without a table of their own. `mtbf_gpu_s` is what is
     believed before anything has failed; what the cluster has seen corrects it. `spare_gpus` are kept for the next loss,
     as long as no job that must run needs them. With an `outlook` the plan for a node loss has alternatives.
-    Placements keep to `rules`; `checkpoint_formats` holds, by job, the
-    format of its newest checkpoint where not any layout can load it. A reattempt or restart
-    keeps every job where it is and asks no solver; if GPUs that it needs are gone, it becomes a reallocation. A job
-    that gets no GPUs is paused with a reason. Raises UserError for a throughput that is not finite or negative.
+    Placements keep to `rules`; `checkpoint_formats` holds, by job, the format of its newest checkpoint where not any layout
+    can load it. `solve` stands in for a fresh solve, as a table does. A reattempt or restart keeps every job where it is and
+    asks no solver; if GPUs that it needs are gone, it becomes a reallocation. A job that gets no GPUs is paused with a
+    reason. Raises UserError for a throughput that is not finite or negative.
     """
     if respond.kind is not PlanKind.REALLOCATE:
         plan = _in_place(state, respond)
@@ -54,10 +55,11 @@ def make_plan(  # noqa: PLR0913 a plan has many sides
             return plan
     scene = _Scene(state=state, respond=respond, rules=rules, checkpoint_formats=checkpoint_formats)
     demands = scene.demands(measured, granularity_gpus or 1)
-    observed = failure_rate.observed_mtbf_gpu_s(state, prior_mtbf_gpu_s=mtbf_gpu_s, planning=respond.incidents)
+    seen = failure_rate.observed_mtbf_gpu_s(state, prior_mtbf_gpu_s=mtbf_gpu_s, planning=respond.incidents)
+    observed = failure_rate.rounded(seen, prior_mtbf_gpu_s=mtbf_gpu_s)
     request = Request(demands=demands, num_gpus=scene.num_gpus, mtbf_gpu_s=observed)
     wished = spares.held_back(spare_gpus, total_gpus=scene.total_gpus, healthy_gpus=scene.num_gpus)
-    share = partial(fit, share=partial(allocate, timer=timer, time_limit_s=time_limit_s), place=scene.place)
+    share = partial(fit, share=solve or partial(allocate, timer=timer, time_limit_s=time_limit_s), place=scene.place)
     fitted, held = _fitted(request, wished, share)
     plan = _reallocation(replace(scene, held_gpus=held), fitted, demands)
     lost = scene.just_lost
@@ -79,7 +81,7 @@ def is_moving(job: JobState) -> bool:
     return job.pending is not None or is_replaced or (job.status is JobStatus.QUEUED and bool(job.nodes))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Scene:
     """What a reallocation looks at; `held_gpus` are spares that it leaves alone."""
 
@@ -89,11 +91,11 @@ class _Scene:
     checkpoint_formats: Mapping[str, CheckpointFormat]
     held_gpus: int = 0
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[Node, ...]:
         return tuple(node for node in self.state.healthy_nodes if node.id not in self.respond.quarantine)
 
-    @property
+    @cached_property
     def num_gpus(self) -> int:
         return sum(node.num_gpus for node in self.nodes)
 
@@ -108,13 +110,13 @@ class _Scene:
         lost = (node for node in self.state.nodes.values() if node.id in named and node.status is NodeStatus.LOST)
         return (*lost, *(self.state.nodes[node] for node in self.respond.quarantine if node in self.state.nodes))
 
-    @property
+    @cached_property
     def jobs(self) -> dict[str, JobState]:
         """Those that want GPUs."""
         stopped = self.respond.stop
         return {name: job for name, job in sorted(self.state.jobs.items()) if job.wants_gpus and name not in stopped}
 
-    @property
+    @cached_property
     def touched(self) -> frozenset[str]:
         """Jobs that need a new generation even if their size stays."""
         usable = {node.id for node in self.nodes}
