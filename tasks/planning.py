@@ -44,8 +44,13 @@ def table() -> Table:
 
 
 def foresee(state: ClusterState) -> int:
-    """Make plans ahead for all that may come next after `state`; how many events that were."""
-    return table().foresee(state, partial(plan_with, services().settings), budget_s=FORESIGHT_S)
+    """Make plans ahead for all that may come next after `state`, until the journal goes on; how many events that were."""
+    found, deadline = services(), time.monotonic() + FORESIGHT_S
+
+    def go_on() -> bool:
+        return time.monotonic() < deadline and found.journal.state.seq == state.seq
+
+    return table().foresee(state, partial(plan_with, found.settings), go_on=go_on)
 
 
 def plan_with(settings: Settings, state: ClusterState, respond: Respond, solve: Solve) -> Plan:

@@ -23,7 +23,7 @@ def plan_of(state: ClusterState, respond: Respond, solve: Solve) -> Plan:
 
 def foreseen(scene: Scene) -> Table:
     table = Table(fresh, timer=time.perf_counter)
-    assert table.foresee(scene.state, plan_of, budget_s=60.0) == len(list(next_steps(scene.state)))
+    assert table.foresee(scene.state, plan_of, go_on=lambda: True) == len(list(next_steps(scene.state)))
     assert len(table)
     return table
 
@@ -88,5 +88,5 @@ def test_each_next_step_is_decided_and_nodes_that_hold_the_same_stand_for_each_o
 
 def test_a_spent_budget_leaves_the_rest_to_fresh_solves() -> None:
     table = Table(fresh, timer=time.perf_counter)
-    assert table.foresee(running_pair().state, plan_of, budget_s=-1.0) == 0
+    assert table.foresee(running_pair().state, plan_of, go_on=lambda: False) == 0
     assert len(table) == 0

@@ -17,26 +17,12 @@ from unicron_lib.domain.plans import PlanKind
 from unicron_lib.domain.recovery import Policy, decide
 from unicron_lib.errors import InfeasibleError
 from unicron_lib.planning.allocation import Allocation, Request
-from unicron_lib.planning.waf import Demand
+from unicron_lib.planning.plan_table import METHOD, Families, Key, key_of
 
 AT_ONCE = Policy(root_cause_grace_s=0.0, settle_s=0.0)
 """What will be decided once there is nothing left to wait for."""
 
-METHOD = "table"
-"""The method of an allocation that was found in the table."""
-
 Solve = Callable[[Request], Allocation]
-Key = tuple[object, ...]
-
-
-def key_of(request: Request) -> Key:
-    """Equal for requests that have the same answer."""
-    return request.num_gpus, request.mtbf_gpu_s, *(_key_of_demand(demand) for demand in request.demands)
-
-
-def _key_of_demand(demand: Demand) -> Key:
-    figures = (demand.weight, demand.current_gpus, demand.current_flops, demand.transition_s)
-    return demand.job, *figures, demand.faulted, demand.must_run, tuple(demand.throughput_flops.items())
 
 
 class Table:
@@ -61,22 +47,24 @@ class Table:
         self.hits += 1
         return replace(found, method=METHOD, solve_s=self._timer() - started)
 
-    def foresee(self, state: ClusterState, plan: Callable[[ClusterState, Respond, Solve], object], *, budget_s: float) -> int:
-        """Have `plan` plan for everything that may come next, the likeliest first, for at most `budget_s`.
+    def foresee(
+        self, state: ClusterState, plan: Callable[[ClusterState, Respond, Solve], object], *, go_on: Callable[[], bool]
+    ) -> int:
+        """Have `plan` plan for everything that may come next, the likeliest first, as long as `go_on` says so.
 
         What is no longer a next step is forgotten. The number of events that were planned for.
         """
-        deadline = self._timer() + budget_s
+        alike = Families(self._solve, timer=self._timer)
         kept: dict[Key, Allocation] = {}
 
         def remember(request: Request) -> Allocation:
             key = key_of(request)
-            kept[key] = kept.get(key) or self._kept.get(key) or self._solve(request)
+            kept[key] = kept.get(key) or self._kept.get(key) or alike.solve(request)
             return kept[key]
 
         planned = 0
         for after, respond in next_steps(state):
-            if self._timer() > deadline:
+            if not go_on():
                 break
             try:
                 plan(after, respond, remember)

@@ -133,6 +133,38 @@ def build(
     )
 
 
+Key = tuple[object, ...]
+
+
+def key_of(request: Request) -> Key:
+    """Equal for requests that have the same answer."""
+    return request.num_gpus, request.mtbf_gpu_s, *(_key_of_demand(demand) for demand in request.demands)
+
+
+def _key_of_demand(demand: Demand) -> Key:
+    figures = (demand.weight, demand.current_gpus, demand.current_flops, demand.transition_s)
+    return demand.job, *figures, demand.faulted, demand.must_run, tuple(demand.throughput_flops.items())
+
+
+class Families:
+    """Solves one request after the other; those with as many GPUs, equally reliable, share what they have in common."""
+
+    def __init__(self, fresh: Callable[[Request], Allocation], *, timer: Callable[[], float]) -> None:
+        self._fresh = fresh
+        self._timer = timer
+        self._known: dict[Key, _Family | None] = {}
+        self._demands: dict[Key, Demand] = {}
+
+    def solve(self, request: Request) -> Allocation:
+        """What a fresh solve answers. Raises NotEnoughGpus as `allocate` does."""
+        same = tuple(self._demands.setdefault(_key_of_demand(demand), demand) for demand in request.demands)
+        asked, size = replace(request, demands=same), (request.num_gpus, request.mtbf_gpu_s)
+        if size not in self._known:
+            self._known[size] = _family(asked)
+        family = self._known[size]
+        return (family and family.settle(asked, self._timer)) or self._fresh(request)
+
+
 def _family(request: Request) -> "_Family | None":
     """None if there is nothing that its members could share."""
     try:
