@@ -1,10 +1,11 @@
-"""Keeps the plan table of this process up to date: after every change, what may come next is solved while all is quiet."""
+"""While all is quiet, the recovery service looks ahead: it plans for what may come next, and for what could be better."""
 
 import asyncio
 import logging
 import time
 
-from tasks.planning import foresee
+from tasks.health import publish
+from tasks.planning import better_pools, foresee
 from tasks.services import services
 from unicron_lib.domain.cluster import ClusterState
 from unicron_lib.errors import UnicronError
@@ -14,7 +15,7 @@ log = logging.getLogger("unicron.foresight")
 
 
 async def keep_foreseeing() -> None:
-    """Look for changes until cancelled. It reads no journal of its own: whoever serves beside it refreshes the state."""
+    """After every change plan for what may come next, until cancelled; whoever serves beside it refreshes the state."""
     seen = -1
     while True:
         state = services().journal.state
@@ -28,6 +29,22 @@ async def keep_foreseeing() -> None:
             else:
                 log.info("planned ahead for %d events in %.2f s", planned, time.monotonic() - started)
         await asyncio.sleep(LOOK_S)
+
+
+async def keep_rebalancing() -> None:
+    """Now and then see whether jobs had better change pools, until cancelled."""
+    every_s = services().settings.rebalance_s
+    while every_s:
+        await asyncio.sleep(every_s)
+        state = services().journal.state
+        if not is_quiet(state):
+            continue
+        try:
+            due = await asyncio.to_thread(better_pools, state)
+            if due and services().journal.state.seq == state.seq:
+                await publish(due)
+        except UnicronError as error:
+            log.warning("the pools are not looked at: %s", error)
 
 
 def is_quiet(state: ClusterState) -> bool:

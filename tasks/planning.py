@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from functools import cache, partial
 
 from prefect import task
@@ -11,13 +12,14 @@ from tasks.services import services
 from unicron_lib.config import Settings
 from unicron_lib.domain.actions import Respond
 from unicron_lib.domain.cluster import ClusterState
-from unicron_lib.domain.events import PlanDecided, RecoveryCompleted
-from unicron_lib.domain.plans import Plan
+from unicron_lib.domain.events import PlanDecided, RebalanceDue, RecoveryCompleted
+from unicron_lib.domain.plans import Plan, PlanKind
 from unicron_lib.planning.ahead import Solve, Table
 from unicron_lib.planning.allocation import allocate
 from unicron_lib.planning.alternatives import Outlook
 from unicron_lib.planning.placement import Rules
 from unicron_lib.planning.planner import make_plan
+from unicron_lib.planning.pooled import is_pooled
 
 FORESIGHT_S = 10.0
 """Time for plans that are made ahead; what does not fit in is solved when it happens."""
@@ -29,7 +31,7 @@ async def decide_plan(respond: Respond) -> Plan:
     """The plan that answers `respond`, journalled. Raises IllegalTransition if another plan got there first."""
     found = services()
     state = await asyncio.to_thread(found.journal.refresh)
-    plan = await asyncio.to_thread(plan_with, found.settings, state, respond, table().answer)
+    plan = await asyncio.to_thread(plan_with, state, respond, table().answer)
     decided = PlanDecided(id=plan.id, at=time.time(), plan=plan, supersedes=respond.supersedes)
     await asyncio.to_thread(found.journal.append, decided)
     log.info("%s: %s", plan.id, plan.reason)
@@ -50,11 +52,31 @@ def foresee(state: ClusterState) -> int:
     def go_on() -> bool:
         return time.monotonic() < deadline and found.journal.state.seq == state.seq
 
-    return table().foresee(state, partial(plan_with, found.settings), go_on=go_on)
+    return table().foresee(state, plan_with, go_on=go_on)
 
 
-def plan_with(settings: Settings, state: ClusterState, respond: Respond, solve: Solve) -> Plan:
+def better_pools(state: ClusterState) -> RebalanceDue | None:
+    """The event that has jobs change pools, None unless that pays. Looks at all pools, for up to the solver's time."""
+    specs = [job.spec for job in state.jobs.values() if job.wants_gpus]
+    if not is_pooled(specs, state.nodes.values()):
+        return None
+    asked = Respond(kind=PlanKind.REALLOCATE, incidents=(), attempt=1, reason="a look at all pools")
+    plan = plan_with(state, asked, table().answer)
+    home = {node.id: node.pool for node in state.nodes.values()}
+    moving = sorted(it.job for it in plan.assignments if home[it.slots[0].node] not in _pools_of(state, it.job, home))
+    if not moving:
+        return None
+    told = f"{', '.join(moving)} would do better in another pool"
+    return RebalanceDue(id=f"rebalance/{plan.id}", at=time.time(), gain=plan.gain, reason=told)
+
+
+def _pools_of(state: ClusterState, job: str, home: Mapping[str, str]) -> set[str]:
+    return {home[node] for node in state.jobs[job].nodes if node in home}
+
+
+def plan_with(state: ClusterState, respond: Respond, solve: Solve) -> Plan:
     """The plan by the numbers of the settings, its allocation by `solve`."""
+    settings = services().settings
     return make_plan(
         state,
         respond,
@@ -64,6 +86,7 @@ def plan_with(settings: Settings, state: ClusterState, respond: Respond, solve: 
         spare_gpus=settings.spare_gpus,
         outlook=_outlook(settings),
         rules=Rules(max_jobs_per_node=settings.max_jobs_per_node or None),
+        pool_rules=services().pool_rules,
         time_limit_s=settings.solve_limit_s,
         timer=time.perf_counter,
         solve=solve,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from unicron_lib.adapters.stores import open_store
 from unicron_lib.checkpointing.store import ObjectStore
@@ -9,6 +10,7 @@ from unicron_lib.config import Settings
 from unicron_lib.controller.client import ControllerClient
 from unicron_lib.controller.views import JobProgress
 from unicron_lib.journal import Journal
+from unicron_lib.planning.pool_rules import ALIKE, PoolRules, load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +21,7 @@ class Services:
     store: ObjectStore
     journal: Journal
     controller: ControllerClient
+    pool_rules: PoolRules = ALIKE
 
     async def live(self) -> dict[str, JobProgress]:
         """The newest progress of each job. Raises ControllerError."""
@@ -35,4 +38,5 @@ def services() -> Services:
         store=store,
         journal=Journal(store),
         controller=ControllerClient(settings.controller_url, settings.token),
+        pool_rules=load(Path(settings.pools_file)) if settings.pools_file else ALIKE,
     )

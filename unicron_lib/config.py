@@ -14,7 +14,7 @@ DEFAULT_MTBF_GPU_S = 6.2e7
 
 NUMBERS = (
     *("mtbf_gpu_s", "granularity_gpus", "spare_gpus", "solve_limit_s", "drain_s", "command_s", "first_iteration_s"),
-    *("repair_s", "replace_s", "node_dollars_per_h", "dollars_per_eflop", "max_jobs_per_node"),
+    *("repair_s", "replace_s", "node_dollars_per_h", "dollars_per_eflop", "max_jobs_per_node", "rebalance_s"),
 )
 COUNTS = ("granularity_gpus", "spare_gpus", "max_jobs_per_node")
 
@@ -27,7 +27,8 @@ class Settings:
     that every size a job's table offers may be had. `spare_gpus` are held back for the next node loss. At most
     `max_jobs_per_node` jobs share a node, any number if it is 0. All `_s` are seconds.
     With a `repair_s` above 0, plans for a node loss compare what else could be done, at these prices; a `dollars_per_eflop`
-    of 0 means that nobody has said what FLOP are worth.
+    of 0 means that nobody has said what FLOP are worth. `pools_file` has the prices and limits of several pools; whether jobs
+    had better change pools is looked at every `rebalance_s`, never if it is 0.
     """
 
     store_url: str
@@ -45,6 +46,8 @@ class Settings:
     replace_s: float = 600.0
     node_dollars_per_h: float = 0.0
     dollars_per_eflop: float = 0.0
+    rebalance_s: float = 600.0
+    pools_file: str = ""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> "Settings":
@@ -61,6 +64,7 @@ class Settings:
             granularity_gpus=granularity,
             spare_gpus=spares,
             max_jobs_per_node=jobs,
+            pools_file=env.get("UNICRON_POOLS_FILE", ""),
             **numbers,
         )
 

@@ -40,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-gpus", required=True, type=int)
     parser.add_argument("--run-dir", required=True, type=Path, help="for logs, ledgers and error files")
     parser.add_argument("--rack", default="", help="nodes of the same rack are close: jobs are kept within few racks")
+    parser.add_argument("--pool", default="", help="the kind of instance: each job uses the nodes of one pool")
     parser.add_argument("--interface", help="network device for the ranks' traffic")
     parser.add_argument("--preload", action="append", metavar="MODULE", help="what the fork server imports ahead")
     parser.add_argument("--rank-target", default=RANK_TARGET, metavar="MODULE:FUNCTION")
@@ -66,6 +67,7 @@ def _agent_options(options: argparse.Namespace) -> AgentOptions:
         run_dir=options.run_dir.resolve(),
         interface=options.interface,
         rack=options.rack,
+        pool=options.pool,
         has_gpus=0 < options.num_gpus <= len(list(Path("/dev").glob("nvidia[0-9]*"))),
     )
     preload = options.preload if options.preload is not None else [options.rank_target.partition(":")[0]]

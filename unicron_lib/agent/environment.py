@@ -16,6 +16,7 @@ class NodeFacts:
     """What an agent knows about its own node; `interface` is the network device that ranks talk over, None for any.
 
     `has_gpus` tells whether `num_gpus` counts real devices. `rack` names what shares a switch with it, "" if unknown.
+    `pool` names the kind of instance that it is, "" if all nodes are alike.
     """
 
     node: str
@@ -25,6 +26,7 @@ class NodeFacts:
     interface: str | None = None
     has_gpus: bool = False
     rack: str = ""
+    pool: str = ""
 
 
 def network_environment(facts: NodeFacts) -> dict[str, str]:

@@ -159,6 +159,7 @@ class AgentHello:
     address: str
     num_gpus: int
     rack: str = ""
+    pool: str = ""
     ranks: tuple[RankInfo, ...] = ()
     type: Literal["agent_hello"] = "agent_hello"
 

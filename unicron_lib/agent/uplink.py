@@ -93,6 +93,7 @@ class Uplink:
                 address=facts.address,
                 num_gpus=facts.num_gpus,
                 rack=facts.rack,
+                pool=facts.pool,
                 ranks=ranks,
             )
             await _send(link, hello)

@@ -60,6 +60,7 @@ class Controller:
             address=hello.address,
             num_gpus=hello.num_gpus,
             rack=hello.rack,
+            pool=hello.pool,
         )
         is_new = await self.recorder.record(event)
         lost = record.lost or self.pending.knows(unreachable_id(hello.node, hello.boot))

@@ -21,7 +21,10 @@ class NodeStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node; `boot` names the life of its agent, `since` is when the status began, `rack` may be unknown ("")."""
+    """A node; `boot` names the life of its agent, `since` is when the status began, `rack` may be unknown ("").
+
+    Nodes of one `pool` are alike: of one instance type, on demand or spot. A job uses one pool.
+    """
 
     id: str
     boot: str
@@ -31,6 +34,7 @@ class Node:
     since: float = 0.0
     reason: str = ""
     rack: str = ""
+    pool: str = ""
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -29,6 +29,7 @@ class NodeJoined:
     address: str
     num_gpus: int
     rack: str = ""
+    pool: str = ""
     snoozed_until: float = 0.0
     type: Literal["node_joined"] = "node_joined"
 
@@ -194,6 +195,17 @@ class ThroughputMeasured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RebalanceDue:
+    """While all was quiet, it was found that moving jobs between pools pays: `gain` FLOP until the next failure."""
+
+    id: str
+    at: float
+    gain: float
+    reason: str
+    type: Literal["rebalance_due"] = "rebalance_due"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobFinished:
     """All ranks of a generation completed `train_iters`."""
 
@@ -274,6 +286,7 @@ Event = (
     | FailureDetected
     | JobSubmitted
     | ThroughputMeasured
+    | RebalanceDue
     | JobFinished
     | JobCancelled
     | PlanDecided

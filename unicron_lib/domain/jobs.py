@@ -25,7 +25,8 @@ class JobSpec:
     """A training job; keys carry Megatron's names where Megatron has one.
 
     `throughput_flops` maps a number of GPUs to the achieved FLOP/s of the whole job, T(t, x) of the paper; sizes that
-    it lacks are not offered. Left out, the job's own measurements fill it. `pace_s` is a floor for the duration of one
+    it lacks are not offered. `throughput_by_pool` has such a table for each pool that the job may use, `pool` is the only
+    one if it is given. Left out, the job's own measurements fill it. `pace_s` is a floor for the duration of one
     iteration, with which a toy model stands in for a large one. `load` "latest" goes on from the newest checkpoint of an
     earlier submission of the same name; without it each submission begins anew.
     Raises ValueError with one sentence for a value that is out of range or contradicts another one.
@@ -45,7 +46,10 @@ class JobSpec:
     section_timeouts_s: Mapping[str, float] = field(default_factory=dict)
     distributed_timeout_minutes: float = 10.0
     transition_s: float = 10.0
+    pool: str = ""
+    tenant: str = ""
     throughput_flops: Mapping[int, float] = field(default_factory=dict)
+    throughput_by_pool: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     num_layers: int = 2
     hidden_size: int = 64
@@ -110,6 +114,22 @@ class JobSpec:
                 "throughput_flops maps numbers of GPUs (1 or more) to finite FLOP/s",
             ),
             (
+                any(
+                    gpus < 1 or not 0 <= flops <= MAX_FLOPS
+                    for table in self.throughput_by_pool.values()
+                    for gpus, flops in table.items()
+                ),
+                "throughput_by_pool maps pools to numbers of GPUs (1 or more) and finite FLOP/s",
+            ),
+            (
+                bool(self.pool and self.throughput_by_pool) and self.pool not in self.throughput_by_pool,
+                f"pool is {self.pool}, but throughput_by_pool has only {', '.join(sorted(self.throughput_by_pool))}",
+            ),
+            (
+                bool(self.throughput_by_pool) and bool(self.throughput_flops),
+                "throughput_flops and throughput_by_pool are both given: keep one of them",
+            ),
+            (
                 bool(self.throughput_flops) and not self.sizes(max(self.throughput_flops, default=0)),
                 "throughput_flops has no size that min_gpus, max_gpus and the global batch allow",
             ),
@@ -125,6 +145,11 @@ class JobSpec:
         most = min(num_gpus, self.num_micro_batches, self.max_gpus or num_gpus)
         offered = self.throughput_flops or range(self.min_gpus, most + 1)
         return tuple(x for x in sorted(offered) if self.min_gpus <= x <= most)
+
+    def admits(self, num_gpus: int) -> bool:
+        """Whether the job's own limits allow that many GPUs."""
+        most = min(self.num_micro_batches, self.max_gpus or num_gpus)
+        return self.min_gpus <= num_gpus <= most
 
     def layout(self, num_gpus: int) -> Layout:
         """The parallel layout on `num_gpus` GPUs: data parallelism only, for now."""

@@ -25,6 +25,7 @@ from unicron_lib.domain.events import (
     NodeSettled,
     NodeSuspected,
     PlanDecided,
+    RebalanceDue,
     RecoveryCompleted,
     StepCompleted,
     StragglerCleared,
@@ -61,7 +62,15 @@ def _node_joined(state: ClusterState, event: NodeJoined) -> ClusterState:
     before = state.nodes.get(event.node)
     if before and before.boot == event.boot:
         return state
-    node = Node(id=event.node, boot=event.boot, address=event.address, num_gpus=event.num_gpus, since=event.at, rack=event.rack)
+    node = Node(
+        id=event.node,
+        boot=event.boot,
+        address=event.address,
+        num_gpus=event.num_gpus,
+        since=event.at,
+        rack=event.rack,
+        pool=event.pool,
+    )
     if before and before.status is NodeStatus.QUARANTINED:  # a new agent does not mend the hardware
         kept = replace(node, status=before.status, since=before.since, reason=before.reason)
         return state.with_node(kept)
@@ -203,7 +212,7 @@ def _with_progress(job: JobState, failure: Failure, *, counts: bool) -> JobState
 
 
 def _planned_change(
-    event: NodeJoined | NodeReleased | JobSubmitted | JobFinished | JobCancelled,
+    event: NodeJoined | NodeReleased | JobSubmitted | JobFinished | JobCancelled | RebalanceDue,
     *,
     node: str | None = None,
     job: str | None = None,
@@ -259,6 +268,10 @@ def _absorb_own_failures(state: ClusterState, incident: Incident) -> ClusterStat
     return state.with_incident(incident)
 
 
+def _rebalance_due(state: ClusterState, event: RebalanceDue) -> ClusterState:
+    return state.with_incident(_planned_change(event))
+
+
 def _unchanged(state: ClusterState, _: Event) -> ClusterState:
     return state
 
@@ -280,6 +293,7 @@ FOLDS: Mapping[type[Event], Callable[[ClusterState, Any], ClusterState]] = Mappi
         FaultInjected: _fault_injected,
         JobSubmitted: _job_submitted,
         ThroughputMeasured: _throughput_measured,
+        RebalanceDue: _rebalance_due,
         JobFinished: _job_ended,
         JobCancelled: _job_ended,
         PlanDecided: plan_decided,

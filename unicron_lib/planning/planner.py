@@ -1,27 +1,34 @@
 """From the state of the cluster and the decision to respond, to a plan: pure, except that it reads a timer."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from types import MappingProxyType
+from dataclasses import replace
+from functools import partial
 
 from unicron_lib.domain.actions import Respond
-from unicron_lib.domain.cluster import ClusterState, Node, NodeStatus
-from unicron_lib.domain.jobs import JobState, JobStatus
+from unicron_lib.domain.cluster import ClusterState
+from unicron_lib.domain.jobs import JobState
 from unicron_lib.domain.plans import Assignment, Plan, PlanKind, Slot, content_id
-from unicron_lib.planning import alternatives, explain, failure_rate, placement, spares, throughput, transition, transition_cost
+from unicron_lib.errors import InfeasibleError
+from unicron_lib.planning import (
+    alternatives,
+    explain,
+    failure_rate,
+    pooled,
+    spares,
+    transition,
+)
 from unicron_lib.planning.allocation import Allocation, NotEnoughGpus, Request, allocate
 from unicron_lib.planning.alternatives import Outlook
 from unicron_lib.planning.fitting import Fitted, fit
 from unicron_lib.planning.placement import FREELY, Rules
-from unicron_lib.planning.reachability import CheckpointFormat, reachable
+from unicron_lib.planning.pool_rules import ALIKE, PoolRules
+from unicron_lib.planning.pools import Market
+from unicron_lib.planning.reachability import CheckpointFormat
+from unicron_lib.planning.scene import ANY_LAYOUT, Scene, current_slots, is_moving
 from unicron_lib.planning.waf import Demand
 
 IN_PLACE = "in place"
 """The method of a plan that needed no allocation."""
-
-ANY_LAYOUT: Mapping[str, CheckpointFormat] = MappingProxyType({})
-"""What the trainer of this project writes can be loaded in any layout."""
 
 
 def make_plan(  # noqa: PLR0913 a plan has many sides
@@ -33,6 +40,7 @@ def make_plan(  # noqa: PLR0913 a plan has many sides
     granularity_gpus: int | None = None,
     spare_gpus: int = 0,
     rules: Rules = FREELY,
+    pool_rules: PoolRules = ALIKE,
     checkpoint_formats: Mapping[str, CheckpointFormat] = ANY_LAYOUT,
     outlook: Outlook | None = None,
     time_limit_s: float = 10.0,
@@ -43,7 +51,9 @@ def make_plan(  # noqa: PLR0913 a plan has many sides
 
     `measured` holds FLOP/s by job and number of GPUs, for jobs without a table of their own. `mtbf_gpu_s` is what is
     believed before anything has failed; what the cluster has seen corrects it. `spare_gpus` are kept for the next loss,
-    as long as no job that must run needs them. With an `outlook` the plan for a node loss has alternatives.
+    as long as no job that must run needs them. With an `outlook` the plan for a node loss has alternatives. With several
+    pools, whose prices and limits `pool_rules` has, jobs change pools only if nothing is broken; spares and alternatives
+    are for clusters of one pool.
     Placements keep to `rules`; `checkpoint_formats` holds, by job, the format of its newest checkpoint where not any layout
     can load it. `solve` stands in for a fresh solve, as a table does. A reattempt or restart keeps every job where it is and
     asks no solver; if GPUs that it needs are gone, it becomes a reallocation. A job that gets no GPUs is paused with a
@@ -53,12 +63,17 @@ def make_plan(  # noqa: PLR0913 a plan has many sides
         plan = _in_place(state, respond)
         if plan is not None:
             return plan
-    scene = _Scene(state=state, respond=respond, rules=rules, checkpoint_formats=checkpoint_formats)
+    scene = Scene(state=state, respond=respond, rules=rules, checkpoint_formats=checkpoint_formats)
     demands = scene.demands(measured, granularity_gpus or 1)
     seen = failure_rate.observed_mtbf_gpu_s(state, prior_mtbf_gpu_s=mtbf_gpu_s, planning=respond.incidents)
     observed = failure_rate.rounded(seen, prior_mtbf_gpu_s=mtbf_gpu_s)
     request = Request(demands=demands, num_gpus=scene.num_gpus, mtbf_gpu_s=observed)
     wished = spares.held_back(spare_gpus, total_gpus=scene.total_gpus, healthy_gpus=scene.num_gpus)
+    if pooled.is_pooled((job.spec for job in scene.jobs.values()), state.nodes.values()):
+        offers = scene.pooled_jobs(demands)
+        market = pooled.market_of(offers, scene.nodes, home=scene.home, rules=pool_rules, mtbf_gpu_s=observed)
+        ask = partial(scene.share_pools, time_limit_s=time_limit_s, timer=timer)
+        return _reallocation(scene, _unless_infeasible(market, ask), demands)
     share = partial(fit, share=solve or partial(allocate, timer=timer, time_limit_s=time_limit_s), place=scene.place)
     fitted, held = _fitted(request, wished, share)
     plan = _reallocation(replace(scene, held_gpus=held), fitted, demands)
@@ -67,125 +82,6 @@ def make_plan(  # noqa: PLR0913 a plan has many sides
         return plan
     ways = alternatives.of_nodes(request, scene.nodes, lost, outlook, timer=timer)
     return replace(plan, alternatives=ways, reason=plan.reason + alternatives.advice(ways, plan.gpus))
-
-
-def current_slots(job: JobState) -> tuple[Slot, ...]:
-    """The GPUs that the newest plan gave to the job, whether or not its transition is done."""
-    newest = (a for a in (job.pending, job.assignment) if a and a.generation == job.generation)
-    return next((assignment.slots for assignment in newest), ())
-
-
-def is_moving(job: JobState) -> bool:
-    """Whether the job cannot be left alone: an unfinished plan has touched it, or its ranks are of an earlier life."""
-    is_replaced = job.assignment is not None and job.assignment.generation != job.generation
-    return job.pending is not None or is_replaced or (job.status is JobStatus.QUEUED and bool(job.nodes))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Scene:
-    """What a reallocation looks at; `held_gpus` are spares that it leaves alone."""
-
-    state: ClusterState
-    respond: Respond
-    rules: Rules
-    checkpoint_formats: Mapping[str, CheckpointFormat]
-    held_gpus: int = 0
-
-    @cached_property
-    def nodes(self) -> tuple[Node, ...]:
-        return tuple(node for node in self.state.healthy_nodes if node.id not in self.respond.quarantine)
-
-    @cached_property
-    def num_gpus(self) -> int:
-        return sum(node.num_gpus for node in self.nodes)
-
-    @property
-    def total_gpus(self) -> int:
-        return sum(node.num_gpus for node in self.state.nodes.values())
-
-    @property
-    def just_lost(self) -> tuple[Node, ...]:
-        """Nodes that the incidents in question have taken away, or that are put under quarantine now."""
-        named = {self.state.incidents[name].node for name in self.respond.incidents if name in self.state.incidents}
-        lost = (node for node in self.state.nodes.values() if node.id in named and node.status is NodeStatus.LOST)
-        return (*lost, *(self.state.nodes[node] for node in self.respond.quarantine if node in self.state.nodes))
-
-    @cached_property
-    def jobs(self) -> dict[str, JobState]:
-        """Those that want GPUs."""
-        stopped = self.respond.stop
-        return {name: job for name, job in sorted(self.state.jobs.items()) if job.wants_gpus and name not in stopped}
-
-    @cached_property
-    def touched(self) -> frozenset[str]:
-        """Jobs that need a new generation even if their size stays."""
-        usable = {node.id for node in self.nodes}
-        hit = {name for name, job in self.jobs.items() if is_moving(job) or not job.nodes <= usable}
-        return frozenset(hit.union(self.respond.faulted))
-
-    def demands(self, measured: Mapping[str, Mapping[int, float]], granularity_gpus: int) -> tuple[Demand, ...]:
-        profiles = throughput.profiles([job.spec for job in self.jobs.values()], measured)
-        return tuple(
-            Demand(
-                job=name,
-                throughput_flops=self._table(job, profiles[name], granularity_gpus),
-                weight=job.spec.weight,
-                current_gpus=len(current_slots(job)),
-                current_flops=profiles[name].flops(len(current_slots(job))),
-                faulted=name in self.touched,
-                must_run=job.spec.must_run,
-                transition_s=self._transition_s(job, profiles[name]),
-            )
-            for name, job in self.jobs.items()
-        )
-
-    def _table(self, job: JobState, profile: throughput.Profile, granularity_gpus: int) -> dict[int, float]:
-        most = max(self.num_gpus, job.spec.min_gpus, *job.spec.throughput_flops)
-        table = throughput.table(job.spec, profile, num_gpus=most, granularity_gpus=granularity_gpus)
-        return {size: flops for size, flops in table.items() if self._hindrance(job, size) is None}
-
-    def _hindrance(self, job: JobState, num_gpus: int) -> str | None:
-        """Why the job's state cannot be loaded into its layout on so many GPUs; None if it can."""
-        written = self.checkpoint_formats.get(job.spec.job, CheckpointFormat.FULLY_RESHARDABLE)
-        if written is CheckpointFormat.FULLY_RESHARDABLE:
-            return None
-        newest = next((a for a in (job.pending, job.assignment) if a and a.generation == job.generation), None)
-        layout = newest.layout if newest else None
-        return reachable(job.spec.layout(num_gpus), written, layout, saved=layout)
-
-    @property
-    def hindrances(self) -> tuple[str, ...]:
-        """What would be needed for layouts that are left out."""
-        sizes = {
-            name: self.jobs[name].spec.sizes(self.num_gpus) for name in sorted(self.checkpoint_formats) if name in self.jobs
-        }
-        found = ((name, self._hindrance(self.jobs[name], size)) for name, own in sizes.items() for size in own)
-        return tuple(dict.fromkeys(f"{name} keeps to layouts that can load its state: {why}" for name, why in found if why))
-
-    def place(self, gpus: Mapping[str, int]) -> placement.Placement:
-        """Where the jobs go. Raises CannotBePlaced."""
-        jobs = self.jobs
-        current = {name: current_slots(job) for name, job in jobs.items()}
-        groups = {name: jobs[name].spec.layout(number).tp for name, number in gpus.items()}
-        return placement.arrange(gpus, current, self.nodes, replace(self.rules, group_gpus=groups))
-
-    def _transition_s(self, job: JobState, profile: throughput.Profile) -> float:
-        """What a move of the job costs; with data parallelism every rank that lives on is a whole replica."""
-        slots = current_slots(job)
-        lost = sum(slot.node not in self.state.nodes or self.state.nodes[slot.node].status is NodeStatus.LOST for slot in slots)
-        gone = max(lost, job.spec.job in self.respond.faulted)
-        origin = transition_cost.source(moves=True, has_replica=gone < len(slots))
-        return transition_cost.transition_s(transition_cost.move_of(job.spec, profile.flops(len(slots))), origin)
-
-    def explain(self, fitted: Fitted, demands: tuple[Demand, ...], notes: tuple[str, ...]) -> str:
-        return explain.allocation_reason(
-            fitted.allocation,
-            demands,
-            cause=self.respond.reason,
-            num_gpus=self.num_gpus - self.held_gpus,
-            total_gpus=self.total_gpus,
-            notes=(*fitted.notes, *self.hindrances, *notes),
-        )
 
 
 def _fitted(request: Request, held: int, share: Callable[[Request], Fitted]) -> tuple[Fitted, int]:
@@ -204,11 +100,19 @@ def _fitted(request: Request, held: int, share: Callable[[Request], Fitted]) -> 
         return _noted(share(replace(request, demands=anyone)), f"{error}: jobs that must run wait too"), 0
 
 
+def _unless_infeasible(market: Market, share: Callable[[Market], Fitted]) -> Fitted:
+    try:
+        return share(market)
+    except InfeasibleError as error:
+        free = (replace(offer, demand=replace(offer.demand, must_run=False)) for offer in market.offers)
+        return _noted(share(replace(market, offers=tuple(free))), f"{error}: jobs that must run wait too")
+
+
 def _noted(fitted: Fitted, *notes: str) -> Fitted:
     return replace(fitted, notes=(*notes, *fitted.notes))
 
 
-def _reallocation(scene: _Scene, fitted: Fitted, demands: tuple[Demand, ...]) -> Plan:
+def _reallocation(scene: Scene, fitted: Fitted, demands: tuple[Demand, ...]) -> Plan:
     jobs, allocation, placed = scene.jobs, fitted.allocation, fitted.placement.slots
     current = {name: current_slots(job) for name, job in jobs.items()}
     assignments = tuple(

@@ -1,0 +1,179 @@
+"""What a reallocation looks at: the cluster without what is broken, its jobs, and what each could do with GPUs."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
+
+from unicron_lib.domain.actions import Respond
+from unicron_lib.domain.cluster import ClusterState, Node, NodeStatus
+from unicron_lib.domain.jobs import JobState, JobStatus
+from unicron_lib.domain.plans import Slot
+from unicron_lib.planning import explain, placement, pooled, throughput, transition_cost
+from unicron_lib.planning.fitting import Fitted
+from unicron_lib.planning.placement import Rules
+from unicron_lib.planning.pools import Market
+from unicron_lib.planning.reachability import CheckpointFormat, reachable
+from unicron_lib.planning.waf import Demand
+
+ANY_LAYOUT: Mapping[str, CheckpointFormat] = MappingProxyType({})
+"""What the trainer of this project writes can be loaded in any layout."""
+
+
+def current_slots(job: JobState) -> tuple[Slot, ...]:
+    """The GPUs that the newest plan gave to the job, whether or not its transition is done."""
+    newest = (a for a in (job.pending, job.assignment) if a and a.generation == job.generation)
+    return next((assignment.slots for assignment in newest), ())
+
+
+def is_moving(job: JobState) -> bool:
+    """Whether the job cannot be left alone: an unfinished plan has touched it, or its ranks are of an earlier life."""
+    is_replaced = job.assignment is not None and job.assignment.generation != job.generation
+    return job.pending is not None or is_replaced or (job.status is JobStatus.QUEUED and bool(job.nodes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What a reallocation looks at; `held_gpus` are spares that it leaves alone."""
+
+    state: ClusterState
+    respond: Respond
+    rules: Rules
+    checkpoint_formats: Mapping[str, CheckpointFormat]
+    held_gpus: int = 0
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """Those that can be used."""
+        return tuple(node for node in self.state.healthy_nodes if node.id not in self.respond.quarantine)
+
+    @cached_property
+    def num_gpus(self) -> int:
+        """GPUs that can be used: N'."""
+        return sum(node.num_gpus for node in self.nodes)
+
+    @property
+    def total_gpus(self) -> int:
+        """GPUs of all nodes that were ever there."""
+        return sum(node.num_gpus for node in self.state.nodes.values())
+
+    @property
+    def just_lost(self) -> tuple[Node, ...]:
+        """Nodes that the incidents in question have taken away, or that are put under quarantine now."""
+        named = {self.state.incidents[name].node for name in self.respond.incidents if name in self.state.incidents}
+        lost = (node for node in self.state.nodes.values() if node.id in named and node.status is NodeStatus.LOST)
+        return (*lost, *(self.state.nodes[node] for node in self.respond.quarantine if node in self.state.nodes))
+
+    @property
+    def is_recovery(self) -> bool:
+        """Whether something is broken, so that jobs wait for the answer."""
+        return any(self.state.incidents[name].is_failure for name in self.respond.incidents if name in self.state.incidents)
+
+    @cached_property
+    def jobs(self) -> dict[str, JobState]:
+        """Those that want GPUs."""
+        stopped = self.respond.stop
+        return {name: job for name, job in sorted(self.state.jobs.items()) if job.wants_gpus and name not in stopped}
+
+    @cached_property
+    def touched(self) -> frozenset[str]:
+        """Jobs that need a new generation even if their size stays."""
+        usable = {node.id for node in self.nodes}
+        hit = {name for name, job in self.jobs.items() if is_moving(job) or not job.nodes <= usable}
+        return frozenset(hit.union(self.respond.faulted))
+
+    def demands(self, measured: Mapping[str, Mapping[int, float]], granularity_gpus: int) -> tuple[Demand, ...]:
+        """The jobs as the allocation sees them. Raises UserError for a throughput that is not finite or negative."""
+        profiles = throughput.profiles([job.spec for job in self.jobs.values()], measured)
+        return tuple(
+            Demand(
+                job=name,
+                throughput_flops=self._table(job, profiles[name], granularity_gpus),
+                weight=job.spec.weight,
+                current_gpus=len(current_slots(job)),
+                current_flops=profiles[name].flops(len(current_slots(job))),
+                faulted=name in self.touched,
+                must_run=job.spec.must_run,
+                transition_s=self._transition_s(job, profiles[name]),
+            )
+            for name, job in self.jobs.items()
+        )
+
+    def _table(self, job: JobState, profile: throughput.Profile, granularity_gpus: int) -> dict[int, float]:
+        most = max(self.num_gpus, job.spec.min_gpus, *job.spec.throughput_flops)
+        table = throughput.table(job.spec, profile, num_gpus=most, granularity_gpus=granularity_gpus)
+        return {size: flops for size, flops in table.items() if self._hindrance(job, size) is None}
+
+    def _hindrance(self, job: JobState, num_gpus: int) -> str | None:
+        """Why the job's state cannot be loaded into its layout on so many GPUs; None if it can."""
+        written = self.checkpoint_formats.get(job.spec.job, CheckpointFormat.FULLY_RESHARDABLE)
+        if written is CheckpointFormat.FULLY_RESHARDABLE:
+            return None
+        newest = next((a for a in (job.pending, job.assignment) if a and a.generation == job.generation), None)
+        layout = newest.layout if newest else None
+        return reachable(job.spec.layout(num_gpus), written, layout, saved=layout)
+
+    @property
+    def hindrances(self) -> tuple[str, ...]:
+        """What would be needed for layouts that are left out."""
+        sizes = {
+            name: self.jobs[name].spec.sizes(self.num_gpus) for name in sorted(self.checkpoint_formats) if name in self.jobs
+        }
+        found = ((name, self._hindrance(self.jobs[name], size)) for name, own in sizes.items() for size in own)
+        return tuple(dict.fromkeys(f"{name} keeps to layouts that can load its state: {why}" for name, why in found if why))
+
+    def place(self, gpus: Mapping[str, int]) -> placement.Placement:
+        """Where the jobs go. Raises CannotBePlaced."""
+        jobs = self.jobs
+        current = {name: current_slots(job) for name, job in jobs.items()}
+        groups = {name: jobs[name].spec.layout(number).tp for name, number in gpus.items()}
+        return placement.arrange(gpus, current, self.nodes, replace(self.rules, group_gpus=groups))
+
+    def _transition_s(self, job: JobState, profile: throughput.Profile) -> float:
+        """What a move of the job costs; with data parallelism every rank that lives on is a whole replica."""
+        slots = current_slots(job)
+        lost = sum(slot.node not in self.state.nodes or self.state.nodes[slot.node].status is NodeStatus.LOST for slot in slots)
+        gone = max(lost, job.spec.job in self.respond.faulted)
+        origin = transition_cost.source(moves=True, has_replica=gone < len(slots))
+        return transition_cost.transition_s(transition_cost.move_of(job.spec, profile.flops(len(slots))), origin)
+
+    @property
+    def home(self) -> dict[str, str]:
+        """The pool of each node, lost ones included."""
+        return {node.id: node.pool for node in self.state.nodes.values()}
+
+    def pooled_jobs(self, demands: Iterable[Demand]) -> list[pooled.PooledJob]:
+        """The jobs with their tables in each pool."""
+        return [self._pooled_job(demand) for demand in demands]
+
+    def _pooled_job(self, demand: Demand) -> pooled.PooledJob:
+        job = self.jobs[demand.job]
+        current, home = current_slots(job), self.home
+        here = next((home[slot.node] for slot in current if slot.node in home), None)
+        tables = pooled.tables(job.spec, demand.throughput_flops, pools=sorted(set(home.values())), home=here)
+        flops = tables.get(here or "", {}).get(len(current), demand.current_flops)
+        known = replace(demand, current_flops=flops if current else 0.0)
+        return pooled.PooledJob(demand=known, tables=tables, current=current, tenant=job.spec.tenant)
+
+    def share_pools(self, market: Market, *, time_limit_s: float, timer: Callable[[], float]) -> Fitted:
+        """A failure is answered within each pool, everything else with a look at all of them."""
+        return pooled.share(
+            market,
+            self.nodes,
+            {name: current_slots(job) for name, job in self.jobs.items()},
+            places=self.rules,
+            may_move=not self.is_recovery,
+            time_limit_s=time_limit_s,
+            timer=timer,
+        )
+
+    def explain(self, fitted: Fitted, demands: tuple[Demand, ...], notes: tuple[str, ...]) -> str:
+        """Why the allocation is what it is."""
+        return explain.allocation_reason(
+            fitted.allocation,
+            demands,
+            cause=self.respond.reason,
+            num_gpus=self.num_gpus - self.held_gpus,
+            total_gpus=self.total_gpus,
+            notes=(*fitted.notes, *self.hindrances, *notes),
+        )
