@@ -20,6 +20,7 @@ from unicron_lib.planning.alternatives import Outlook
 from unicron_lib.planning.placement import Rules
 from unicron_lib.planning.planner import make_plan
 from unicron_lib.planning.pooled import is_pooled
+from unicron_lib.planning.transition_cost import Bandwidths
 
 FORESIGHT_S = 10.0
 """Time for plans that are made ahead; what does not fit in is solved when it happens."""
@@ -87,6 +88,7 @@ def plan_with(state: ClusterState, respond: Respond, solve: Solve) -> Plan:
         outlook=_outlook(settings),
         rules=Rules(max_jobs_per_node=settings.max_jobs_per_node or None),
         pool_rules=services().pool_rules,
+        bandwidths=Bandwidths(replica=settings.replica_bytes_per_s, store=settings.store_bytes_per_s),
         time_limit_s=settings.solve_limit_s,
         timer=time.perf_counter,
         solve=solve,

@@ -15,6 +15,7 @@ DEFAULT_MTBF_GPU_S = 6.2e7
 NUMBERS = (
     *("mtbf_gpu_s", "granularity_gpus", "spare_gpus", "solve_limit_s", "drain_s", "command_s", "first_iteration_s"),
     *("repair_s", "replace_s", "node_dollars_per_h", "dollars_per_eflop", "max_jobs_per_node", "rebalance_s"),
+    *("replica_bytes_per_s", "store_bytes_per_s"),
 )
 COUNTS = ("granularity_gpus", "spare_gpus", "max_jobs_per_node")
 
@@ -27,8 +28,9 @@ class Settings:
     that every size a job's table offers may be had. `spare_gpus` are held back for the next node loss. At most
     `max_jobs_per_node` jobs share a node, any number if it is 0. All `_s` are seconds.
     With a `repair_s` above 0, plans for a node loss compare what else could be done, at these prices; a `dollars_per_eflop`
-    of 0 means that nobody has said what FLOP are worth. `pools_file` has the prices and limits of several pools; whether jobs
-    had better change pools is looked at every `rebalance_s`, never if it is 0.
+    of 0 means that nobody has said what FLOP are worth. `pools_file` has the prices and limits of several pools; whether
+    jobs had better change pools is looked at every `rebalance_s`, never if it is 0. At `replica_bytes_per_s` a job's whole
+    state goes on from a surviving replica, at `store_bytes_per_s` from the object store.
     """
 
     store_url: str
@@ -47,6 +49,8 @@ class Settings:
     node_dollars_per_h: float = 0.0
     dollars_per_eflop: float = 0.0
     rebalance_s: float = 600.0
+    replica_bytes_per_s: float = 1e9
+    store_bytes_per_s: float = 2e9
     pools_file: str = ""
 
     @classmethod

@@ -12,6 +12,7 @@ from pathlib import Path
 from unicron_lib.agent.access import read_token
 from unicron_lib.agent.daemon import AgentOptions, run_agent
 from unicron_lib.agent.environment import NodeFacts
+from unicron_lib.agent.gpus import gpu_model, num_devices
 from unicron_lib.agent.rendezvous import RENDEZVOUS_TARGET
 from unicron_lib.agent.supervisor import RANK_TARGET
 from unicron_lib.errors import UserError
@@ -68,7 +69,8 @@ def _agent_options(options: argparse.Namespace) -> AgentOptions:
         interface=options.interface,
         rack=options.rack,
         pool=options.pool,
-        has_gpus=0 < options.num_gpus <= len(list(Path("/dev").glob("nvidia[0-9]*"))),
+        gpu_model=gpu_model(),
+        has_gpus=0 < options.num_gpus <= num_devices(),
     )
     preload = options.preload if options.preload is not None else [options.rank_target.partition(":")[0]]
     return AgentOptions(

@@ -16,7 +16,8 @@ class NodeFacts:
     """What an agent knows about its own node; `interface` is the network device that ranks talk over, None for any.
 
     `has_gpus` tells whether `num_gpus` counts real devices. `rack` names what shares a switch with it, "" if unknown.
-    `pool` names the kind of instance that it is, "" if all nodes are alike.
+    `pool` names the kind of instance that it is, "" if all nodes are alike, `gpu_model` is what the driver
+    calls its GPUs, "" without any.
     """
 
     node: str
@@ -27,6 +28,7 @@ class NodeFacts:
     has_gpus: bool = False
     rack: str = ""
     pool: str = ""
+    gpu_model: str = ""
 
 
 def network_environment(facts: NodeFacts) -> dict[str, str]:

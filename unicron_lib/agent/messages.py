@@ -160,6 +160,7 @@ class AgentHello:
     num_gpus: int
     rack: str = ""
     pool: str = ""
+    gpu_model: str = ""
     ranks: tuple[RankInfo, ...] = ()
     type: Literal["agent_hello"] = "agent_hello"
 

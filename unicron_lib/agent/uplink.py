@@ -94,6 +94,7 @@ class Uplink:
                 num_gpus=facts.num_gpus,
                 rack=facts.rack,
                 pool=facts.pool,
+                gpu_model=facts.gpu_model,
                 ranks=ranks,
             )
             await _send(link, hello)

@@ -44,6 +44,7 @@ def _figures() -> "Iterator[Figure]":
     yield from measure.tables(num_jobs=128, num_gpus=4096, largest=128, bar_s=1.0, lookup_bar_s=0.001)
     yield measure.placements(num_jobs=16, num_nodes=128, bar_s=0.05)
     yield measure.placements(num_jobs=16, num_nodes=128, nodes_per_rack=16, bar_s=0.05)
+    yield from measure.between_pools(num_jobs=24, num_gpus=128, num_pools=3, bar_s=0.05, moving_bar_s=10.0)
 
 
 def _as_json(figure: "Figure") -> dict[str, Any]:

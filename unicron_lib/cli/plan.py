@@ -42,10 +42,10 @@ def plan(
 
     Exit code 2 for a broken file, 3 if the jobs that must run do not fit.
     """
-    from unicron_lib.planning import scenario, whatif
+    from unicron_lib.planning import scenario, scenario_text, whatif
 
     try:
-        document = scenario.load(file)
+        document = scenario_text.load(file)
         if isinstance(document, Mapping) and "pools" in document:
             _refuse(join, launch, diff, plot)
             money.plan_pools(document, lose=lose or (), finish=finish or (), as_json=as_json)
@@ -125,10 +125,17 @@ def _show(asked: Any, answer: dict[str, Any]) -> None:
     certificate = "optimum" if answer["optimal"] else f"gap {answer['gap']:.2%}"
     told = f"Gain {answer['gain']:.4g} FLOP until the next failure ({certificate}), {answer['solve_s']:.2f} s"
     screen.print(told, highlight=False)
+    if "placement" in answer:
+        screen.print(_placement(answer), highlight=False, markup=False, soft_wrap=True)
     if "alternatives" in answer:
         money.show_alternatives(answer["alternatives"])
     if "diff" in answer:
         screen.print(_told(answer["diff"]), highlight=False, markup=False, soft_wrap=True)
+
+
+def _placement(answer: dict[str, Any]) -> str:
+    where = (f"{job} {', '.join(f'{node}:{gpus}' for node, gpus in on.items())}" for job, on in answer["placement"].items())
+    return f"Where: {'; '.join(where)}. {answer['moved_gpus']} ranks have to be moved."
 
 
 def _layout(layout: dict[str, int] | None) -> str:

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 from unicron_lib.domain.cluster import Node
 from unicron_lib.domain.plans import Slot
-from unicron_lib.planning import gains, instances, knapsack, milp, placement, plan_table
+from unicron_lib.planning import gains, instances, knapsack, milp, placement, plan_table, pools, rebalancing
 from unicron_lib.planning.allocation import Allocation, Request, allocate
 from unicron_lib.planning.waf import running_s
 
@@ -146,6 +146,29 @@ def placements(*, num_jobs: int, num_nodes: int, nodes_per_rack: int = 0, bar_s:
     beside = f" in racks of {nodes_per_rack}" if nodes_per_rack else ""
     return _figure(
         f"placement of {num_jobs} jobs on {num_nodes} nodes of {GPUS_PER_NODE}{beside}", took, bar_s=bar_s, is_right=is_right
+    )
+
+
+def between_pools(*, num_jobs: int, num_gpus: int, num_pools: int, bar_s: float, moving_bar_s: float) -> tuple[Figure, Figure]:
+    """Recover within pools, and move between them. The bars are ours: milliseconds, and seconds in the background.
+
+    Right if nothing exceeds the pools or the budget.
+    """
+    staying, moving = list[Took](), list[Took]()
+    is_right, gap = True, 0.0
+    for seed in range(NUM_SEEDS):
+        asked = instances.market(num_jobs=num_jobs, num_gpus=num_gpus, num_pools=num_pools, seed=seed)
+        pinned, took = _timed(NUM_REPEATS, pools.recover, asked, timer=time.perf_counter)
+        staying += took
+        free, took = _timed(1, rebalancing.rebalance, asked, timer=time.perf_counter, time_limit_s=moving_bar_s)
+        moving += took
+        gap = max(gap, free.gap)
+        is_right = is_right and not any(pools.excess(asked, plan.gpus, plan.pool) for plan in (pinned, free))
+    name = f"{num_jobs} jobs in {num_pools} pools of {num_gpus} GPUs with a budget"
+    told = f"rebalancing of {name}, gap at most {gap:.1e}"
+    return (
+        _figure(f"recovery of {name}", staying, bar_s=bar_s, is_right=is_right),
+        _figure(told, moving, bar_s=moving_bar_s, is_right=is_right),
     )
 
 

@@ -61,6 +61,7 @@ class Controller:
             num_gpus=hello.num_gpus,
             rack=hello.rack,
             pool=hello.pool,
+            gpu_model=hello.gpu_model,
         )
         is_new = await self.recorder.record(event)
         lost = record.lost or self.pending.knows(unreachable_id(hello.node, hello.boot))

@@ -35,6 +35,7 @@ class Node:
     reason: str = ""
     rack: str = ""
     pool: str = ""
+    gpu_model: str = ""
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -30,6 +30,7 @@ class NodeJoined:
     num_gpus: int
     rack: str = ""
     pool: str = ""
+    gpu_model: str = ""
     snoozed_until: float = 0.0
     type: Literal["node_joined"] = "node_joined"
 

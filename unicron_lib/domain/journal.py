@@ -70,6 +70,7 @@ def _node_joined(state: ClusterState, event: NodeJoined) -> ClusterState:
         since=event.at,
         rack=event.rack,
         pool=event.pool,
+        gpu_model=event.gpu_model,
     )
     if before and before.status is NodeStatus.QUARANTINED:  # a new agent does not mend the hardware
         kept = replace(node, status=before.status, since=before.since, reason=before.reason)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from unicron_lib.planning.allocation import Request
+from unicron_lib.planning.pools import Market, Offer, Pool
 from unicron_lib.planning.waf import Demand
 
 MTBF_GPU_S = 6.2e7
@@ -33,6 +34,33 @@ def cluster(
         free -= held
         demands.append(_demand(dice, f"job-{number:03}", table, held))
     return Request(demands=tuple(demands), num_gpus=num_gpus, mtbf_gpu_s=MTBF_GPU_S)
+
+
+def market(*, num_jobs: int, num_gpus: int, num_pools: int, seed: int) -> Market:
+    """Pools of `num_gpus` GPUs of different speed, price and reliability. Every job runs in one and could run in any.
+
+    The budget allows for nine tenths of the GPUs, or for what is held already.
+    """
+    names = [f"pool-{n}" for n in range(num_pools)]
+    made = tuple(
+        Pool(name=name, num_gpus=num_gpus, mtbf_gpu_s=MTBF_GPU_S / (1 + 9 * n), dollars_per_gpu_h=4.0 / (1 + n))
+        for n, name in enumerate(names)
+    )
+    offers = []
+    for n, home in enumerate(names):
+        part = cluster(num_jobs=num_jobs // num_pools, num_gpus=num_gpus, seed=num_pools * seed + n, step=8)
+        for demand in part.demands:
+            elsewhere = {
+                name: {size: flops * 0.8 ** abs(m - n) for size, flops in demand.throughput_flops.items()}
+                for m, name in enumerate(names)
+                if m != n
+            }
+            known = replace(demand, job=f"{home}-{demand.job}")
+            offers.append(Offer(demand=known, pool=home, elsewhere=elsewhere))
+    price = {pool.name: pool.dollars_per_gpu_h for pool in made}
+    spent = sum(offer.demand.current_gpus * price[offer.pool] for offer in offers)
+    most = sum(pool.num_gpus * pool.dollars_per_gpu_h for pool in made)
+    return Market(pools=made, offers=tuple(offers), budget_dollars_per_h=max(0.9 * most, spent))
 
 
 def _demand(dice: random.Random, job: str, table: Mapping[int, float], held: int) -> Demand:

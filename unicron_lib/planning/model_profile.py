@@ -5,7 +5,7 @@ to 10%. Measurements of the job itself go before (`calibration`).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -26,8 +26,14 @@ H100 = Device(
 )
 """H100 80 GB, eight a node, eight 400 Gbit/s adapters; fused attention."""
 
+H200 = replace(H100, memory_bytes=130e9, memory_bandwidth=4.8e12)
+"""As H100, with the memory of NVIDIA's data sheet: 141 GB at 4.8 TB/s."""
+
 CPU = Device(peak_flops=1e11, memory_bytes=16e9, memory_bandwidth=2e10, node_bandwidth=2e9, network_bandwidth=1e9)
 """A few processor cores and gloo, for ranks without a GPU."""
+
+BY_NAME: Mapping[str, Device] = MappingProxyType({"A100": A100, "A800": A100, "H100": H100, "H800": H100, "H200": H200})
+"""By the word in the driver's name for a GPU."""
 
 ELEMENTWISE_BYTES = 45.0
 """Memory traffic of the operations between the matrix products, in bytes per token, hidden unit and pass."""

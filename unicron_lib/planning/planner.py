@@ -25,6 +25,7 @@ from unicron_lib.planning.pool_rules import ALIKE, PoolRules
 from unicron_lib.planning.pools import Market
 from unicron_lib.planning.reachability import CheckpointFormat
 from unicron_lib.planning.scene import ANY_LAYOUT, Scene, current_slots, is_moving
+from unicron_lib.planning.transition_cost import DEFAULT, Bandwidths
 from unicron_lib.planning.waf import Demand
 
 IN_PLACE = "in place"
@@ -42,6 +43,7 @@ def make_plan(  # noqa: PLR0913 a plan has many sides
     rules: Rules = FREELY,
     pool_rules: PoolRules = ALIKE,
     checkpoint_formats: Mapping[str, CheckpointFormat] = ANY_LAYOUT,
+    bandwidths: Bandwidths = DEFAULT,
     outlook: Outlook | None = None,
     time_limit_s: float = 10.0,
     timer: Callable[[], float],
@@ -55,15 +57,15 @@ def make_plan(  # noqa: PLR0913 a plan has many sides
     pools, whose prices and limits `pool_rules` has, jobs change pools only if nothing is broken; spares and alternatives
     are for clusters of one pool.
     Placements keep to `rules`; `checkpoint_formats` holds, by job, the format of its newest checkpoint where not any layout
-    can load it. `solve` stands in for a fresh solve, as a table does. A reattempt or restart keeps every job where it is and
-    asks no solver; if GPUs that it needs are gone, it becomes a reallocation. A job that gets no GPUs is paused with a
-    reason. Raises UserError for a throughput that is not finite or negative.
+    can load it, and moves are priced by `bandwidths`. `solve` stands in for a fresh solve, as a table does. A reattempt or
+    restart keeps every job where it is and asks no solver; if GPUs that it needs are gone, it becomes a reallocation. A job
+    that gets no GPUs is paused with a reason. Raises UserError for a throughput that is not finite or negative.
     """
     if respond.kind is not PlanKind.REALLOCATE:
         plan = _in_place(state, respond)
         if plan is not None:
             return plan
-    scene = Scene(state=state, respond=respond, rules=rules, checkpoint_formats=checkpoint_formats)
+    scene = Scene(state=state, respond=respond, rules=rules, checkpoint_formats=checkpoint_formats, bandwidths=bandwidths)
     demands = scene.demands(measured, granularity_gpus or 1)
     seen = failure_rate.observed_mtbf_gpu_s(state, prior_mtbf_gpu_s=mtbf_gpu_s, planning=respond.incidents)
     observed = failure_rate.rounded(seen, prior_mtbf_gpu_s=mtbf_gpu_s)

@@ -1,24 +1,30 @@
 """The scenario file of `unicron plan`: what-if, without a cluster."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from unicron_lib.domain.plans import Layout
 from unicron_lib.errors import UserError
-from unicron_lib.planning import explain, scenario_model, scenario_outlook
+from unicron_lib.planning import explain, scenario_model, scenario_outlook, scenario_placement, scenario_text
 from unicron_lib.planning.allocation import Allocation, Request, allocate
+from unicron_lib.planning.fitting import Fitted
 from unicron_lib.planning.waf import Demand
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
 Source = Literal["replica", "peer_memory", "store"]
+
+
+OnNode = Annotated[
+    Annotated[tuple[str, ...], Tag("[names]")] | Annotated[Mapping[str, Annotated[int, Field(ge=1)]], Tag("[numbers]")],
+    Discriminator(lambda value: "[numbers]" if isinstance(value, Mapping) else "[names]"),
+]
 
 
 class _Keys(BaseModel):
@@ -66,14 +72,16 @@ class Job(_Keys):
 class Scenario(_Keys):
     """A cluster, what it loses, and the jobs that share the rest.
 
-    `nodes` may say by name which jobs train on a node, so that its loss can be asked for. With an `outlook` the answer
+    `nodes` may say by name which jobs train on a node, so that its loss can be asked for; if it also says on how many GPUs,
+    jobs are placed, at most `max_jobs_per_node` on a node. With an `outlook` the answer
     to a loss has alternatives.
     """
 
     cluster: Cluster
     jobs: Annotated[tuple[Job, ...], Field(min_length=1)]
     lost_nodes: Count = 0
-    nodes: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
+    nodes: Mapping[str, OnNode] = Field(default_factory=dict)
+    max_jobs_per_node: Annotated[int, Field(ge=1)] | None = None
     granularity_gpus: Annotated[int, Field(ge=1)] | None = None
     time_limit_s: NotNegative = 10.0
     outlook: scenario_outlook.NodeOutlook | None = None
@@ -96,29 +104,7 @@ class Scenario(_Keys):
 
 def read(path: Path) -> Scenario:
     """Read a scenario from a YAML or JSON file. Raises UserError with one sentence for whatever is wrong in it."""
-    return parse(load(path))
-
-
-def load(path: Path) -> object:
-    """What a YAML or JSON file holds. Raises UserError with one sentence if it cannot be read."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    try:
-        return _document(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
-    except RecursionError:
-        raise UserError(f"{path} is nested too deeply for a scenario") from None
-
-
-def _document(text: str) -> object:
-    # not all JSON is YAML for PyYAML: tabs are not
-    try:
-        return json.loads(text, object_pairs_hook=_without_doubles)
-    except json.JSONDecodeError:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 it is a SafeLoader
+    return parse(scenario_text.load(path))
 
 
 def parse(document: object) -> Scenario:
@@ -141,20 +127,42 @@ def answer(scenario: Scenario, *, timer: Callable[[], float]) -> dict[str, Any]:
     """The object that `unicron plan --json` prints. Raises NotEnoughGpus if the jobs that must run do not fit."""
     demands = demands_of(scenario)
     request = Request(demands=demands, num_gpus=scenario.num_gpus, mtbf_gpu_s=scenario.cluster.mtbf_gpu_s)
-    allocation = allocate(request, timer=timer, time_limit_s=scenario.time_limit_s)
-    running = {job: num_gpus for job, num_gpus in allocation.gpus.items() if num_gpus}
+    share = partial(allocate, timer=timer, time_limit_s=scenario.time_limit_s)
+    placed = _placed(scenario, request, share)
+    allocation = placed.allocation if placed else share(request)
     found = {
         "gpus": allocation.gpus,
-        "layout": layouts_of(scenario, running),
+        "layout": layouts_of(scenario, _running(allocation.gpus)),
         "gain": allocation.gain,
         "upper_bound": allocation.upper_bound,
         "gap": allocation.gap,
         "optimal": allocation.optimal,
         "method": allocation.method,
         "solve_s": allocation.solve_s,
-        "reason": _reason(scenario, allocation, demands),
+        "reason": _reason(scenario, allocation, demands, placed.notes if placed else ()),
     }
+    found |= scenario_placement.as_json(placed.placement) if placed else {}
     return found | _alternatives(scenario, demands, timer)
+
+
+def _placed(scenario: Scenario, request: Request, share: Callable[[Request], Allocation]) -> Fitted | None:
+    """Allocation and placement, None unless the scenario says where its jobs are."""
+    nodes = scenario_placement.counted(scenario.nodes)
+    if nodes is None:
+        return None
+    return scenario_placement.fitted(
+        request,
+        nodes,
+        num_nodes=scenario.cluster.num_nodes - scenario.lost_nodes,
+        gpus_per_node=scenario.cluster.gpus_per_node,
+        groups=lambda gpus: {job: layout["tp"] for job, layout in layouts_of(scenario, _running(gpus)).items()},
+        max_jobs_per_node=scenario.max_jobs_per_node,
+        share=share,
+    )
+
+
+def _running(gpus: Mapping[str, int]) -> dict[str, int]:
+    return {job: num_gpus for job, num_gpus in gpus.items() if num_gpus}
 
 
 def _alternatives(scenario: Scenario, demands: tuple[Demand, ...], timer: Callable[[], float]) -> dict[str, Any]:
@@ -213,7 +221,7 @@ def layouts_of(scenario: Scenario, gpus: Mapping[str, int]) -> dict[str, dict[st
     return found
 
 
-def _reason(scenario: Scenario, allocation: Allocation, demands: tuple[Demand, ...]) -> str:
+def _reason(scenario: Scenario, allocation: Allocation, demands: tuple[Demand, ...], notes: tuple[str, ...]) -> str:
     lost = scenario.lost_nodes
     faulted = sorted(job.job for job in scenario.jobs if job.faulted)
     cause = f"{lost} node{'s are' if lost > 1 else ' is'} lost" if lost else "No node is lost"
@@ -226,7 +234,7 @@ def _reason(scenario: Scenario, allocation: Allocation, demands: tuple[Demand, .
         cause=cause,
         num_gpus=scenario.num_gpus,
         total_gpus=scenario.total_gpus,
-        notes=(note,) if unknown else (),
+        notes=(*notes, *((note,) if unknown else ())),
     )
 
 
@@ -248,8 +256,25 @@ def _check_nodes(scenario: Scenario) -> None:
         unknown = sorted(set(on_it) - jobs)
         if unknown:
             raise UserError(f"node {node}: there is no job {unknown[0]}, the jobs are {', '.join(sorted(jobs))}")
+        used = sum(on_it.values()) if isinstance(on_it, Mapping) else 0
+        if used > scenario.cluster.gpus_per_node:
+            raise UserError(f"node {node}: its jobs have {used} GPUs, a node has only {scenario.cluster.gpus_per_node}")
+    _check_counts(scenario)
     if len(scenario.nodes) > healthy:
         raise UserError(f"nodes names {len(scenario.nodes)} nodes, only {healthy} are healthy")
+
+
+def _check_counts(scenario: Scenario) -> None:
+    nodes = scenario_placement.counted(scenario.nodes)
+    mixed = any(isinstance(on_it, Mapping) for on_it in scenario.nodes.values())
+    if mixed and nodes is None:
+        raise UserError("nodes: give either the jobs of every node, or their numbers of GPUs on every node")
+    for job in scenario.jobs if nodes else ():
+        told = sum(on_it.get(job.job, 0) for on_it in (nodes or {}).values())
+        if told > job.current_gpus or (told < job.current_gpus and not (job.faulted or scenario.lost_nodes)):
+            raise UserError(f"job {job.job}: it has {told} GPUs under nodes, but current_gpus is {job.current_gpus}")
+    if scenario.max_jobs_per_node and nodes is None:
+        raise UserError("max_jobs_per_node needs nodes with the number of GPUs of each job")
 
 
 def _check_job(job: Job) -> None:
@@ -279,25 +304,10 @@ def _check_model(scenario: Scenario, job: Job) -> None:
         raise UserError(f"job {job.job}: its model fits on none of {sizes} ({scenario.cluster.gpu}): allow it more GPUs")
 
 
-def _without_doubles(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    twice = [key for key, times in Counter(key for key, _ in pairs).items() if times > 1]
-    if twice:
-        raise UserError(f"the key {twice[0]} comes twice in one mapping, remove one of the two")
-    return dict(pairs)
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that comes twice, of which PyYAML would silently take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
-        _without_doubles([(str(self.construct_object(key, deep=True)), None) for key, _ in node.value])
-        return super().construct_mapping(node, deep)
-
-
 def sentence(error: ValidationError, document: Mapping[Any, Any]) -> str:
     """The first finding of pydantic as `job gpt-a: weight is -1: input should be greater than 0`."""
     found = error.errors()[0]
-    where = [str(part) for part in found["loc"] if part != "[key]"]
+    where = [str(part) for part in found["loc"] if not str(part).startswith("[")]
     subject = ""
     if len(where) > 1 and where[0] == "jobs":
         subject, where = f"job {_name(document, int(where[1]))}: ", where[2:]

@@ -14,6 +14,7 @@ from unicron_lib.planning.fitting import Fitted
 from unicron_lib.planning.placement import Rules
 from unicron_lib.planning.pools import Market
 from unicron_lib.planning.reachability import CheckpointFormat, reachable
+from unicron_lib.planning.transition_cost import DEFAULT, Bandwidths
 from unicron_lib.planning.waf import Demand
 
 ANY_LAYOUT: Mapping[str, CheckpointFormat] = MappingProxyType({})
@@ -40,6 +41,7 @@ class Scene:
     respond: Respond
     rules: Rules
     checkpoint_formats: Mapping[str, CheckpointFormat]
+    bandwidths: Bandwidths = DEFAULT
     held_gpus: int = 0
 
     @cached_property
@@ -84,7 +86,9 @@ class Scene:
 
     def demands(self, measured: Mapping[str, Mapping[int, float]], granularity_gpus: int) -> tuple[Demand, ...]:
         """The jobs as the allocation sees them. Raises UserError for a throughput that is not finite or negative."""
-        profiles = throughput.profiles([job.spec for job in self.jobs.values()], measured)
+        profiles = throughput.profiles(
+            [job.spec for job in self.jobs.values()], measured, gpu_models=[node.gpu_model for node in self.nodes]
+        )
         return tuple(
             Demand(
                 job=name,
@@ -135,7 +139,9 @@ class Scene:
         lost = sum(slot.node not in self.state.nodes or self.state.nodes[slot.node].status is NodeStatus.LOST for slot in slots)
         gone = max(lost, job.spec.job in self.respond.faulted)
         origin = transition_cost.source(moves=True, has_replica=gone < len(slots))
-        return transition_cost.transition_s(transition_cost.move_of(job.spec, profile.flops(len(slots))), origin)
+        return transition_cost.transition_s(
+            transition_cost.move_of(job.spec, profile.flops(len(slots))), origin, self.bandwidths
+        )
 
     @property
     def home(self) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """T(t, x): the FLOP/s of a job on each number of GPUs: given, measured, or modelled and calibrated by what was measured."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -9,7 +10,7 @@ from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.errors import UserError
 from unicron_lib.planning.calibration import Scaling, calibrated
 from unicron_lib.planning.layouts import Candidate, Device, Model
-from unicron_lib.planning.model_profile import A100, CPU, model_flops
+from unicron_lib.planning.model_profile import A100, BY_NAME, CPU, model_flops
 
 SCALING = 0.95
 """Between and beyond the sizes of a table, twice the GPUs are taken to give 2 ** 0.95 times the FLOP/s."""
@@ -63,12 +64,15 @@ class Profile:
         return float(self.points[nearest] * (size / nearest) ** SCALING)
 
 
-def profiles(specs: Sequence[JobSpec], measured: Mapping[str, Mapping[int, float]]) -> dict[str, Profile]:
+def profiles(
+    specs: Sequence[JobSpec], measured: Mapping[str, Mapping[int, float]], *, gpu_models: Iterable[str] = ()
+) -> dict[str, Profile]:
     """The profile of each job: its own table, else its model, calibrated by its measurements or else by the other jobs'.
 
-    Raises UserError, with the job's name, for a number that is not finite or negative.
+    `gpu_models` are the driver's names for the GPUs of the cluster. Raises UserError, with the job's name, for a number
+    that is not finite or negative.
     """
-    device = _stand_in(specs)
+    device = _device(gpu_models) or _stand_in(specs)
     points = {spec.job: dict(spec.throughput_flops or measured.get(spec.job, {})) for spec in specs}
     models = {spec.job: _modelled(spec, device) for spec in specs}
     known = {job: Profile(job=job, points=own) for job, own in points.items()}
@@ -99,6 +103,12 @@ def model_of(spec: JobSpec) -> Model:
         global_batch_size=spec.global_batch_size,
         recompute=False,
     )
+
+
+def _device(gpu_models: Iterable[str]) -> Device | None:
+    """The commonest one that is known: jobs are compared on one device."""
+    known = Counter(word for name in gpu_models for word in BY_NAME if word in name.upper())
+    return BY_NAME[known.most_common(1)[0][0]] if known else None
 
 
 def _stand_in(specs: Sequence[JobSpec]) -> Device:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from unicron_lib.errors import UserError
-from unicron_lib.planning import scenario
+from unicron_lib.planning import scenario, scenario_text
 from unicron_lib.planning.scenario import Job, Scenario
 
 
@@ -71,7 +71,13 @@ def _finish(document: dict[str, Any], name: str) -> None:
     if name not in jobs:
         raise UserError(f"the scenario has no job {name}: its jobs are {', '.join(sorted(jobs)) or 'all finished'}")
     document["jobs"] = [job for job in document["jobs"] if job["job"] != name]
-    document["nodes"] = {node: [job for job in on if job != name] for node, on in document.get("nodes", {}).items()}
+    document["nodes"] = {node: _without(on, name) for node, on in document.get("nodes", {}).items()}
+
+
+def _without(on_it: Mapping[str, int] | Sequence[str], name: str) -> object:
+    if isinstance(on_it, Mapping):
+        return {job: gpus for job, gpus in on_it.items() if job != name}
+    return [job for job in on_it if job != name]
 
 
 def job_to_launch(path: Path) -> dict[str, Any]:
@@ -79,7 +85,7 @@ def job_to_launch(path: Path) -> dict[str, Any]:
 
     Of a deployment the keys that a scenario knows count. Raises UserError with one sentence.
     """
-    found = scenario.load(path)
+    found = scenario_text.load(path)
     if not isinstance(found, Mapping):
         raise UserError(f"{path} holds no job: it must be a mapping with the keys of a job")
     if "deployments" not in found:
@@ -112,7 +118,7 @@ def difference(other: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str,
 
 def read_answer(path: Path) -> dict[str, Any]:
     """An answer that `unicron plan --json` has printed. Raises UserError with one sentence if the file is none."""
-    found = scenario.load(path)
+    found = scenario_text.load(path)
     if not isinstance(found, dict) or not isinstance(found.get("gpus"), dict) or not isinstance(found.get("layout"), dict):
         raise UserError(f"{path} is no plan: save one with `unicron plan FILE --json > {path.name}`")
     gpus, gain = found["gpus"], found.get("gain")
