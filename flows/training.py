@@ -142,9 +142,10 @@ async def _watch_progress(name: str) -> None:
 
     async def look() -> None:
         live = (await services().live()).get(name)
-        job = (await _refresh()).jobs[name]
+        state = await _refresh()
+        job = state.jobs[name]
         await report_progress(job, live)
-        for event in measurements(job, live.measured_flops if live else {}, time.time()):
+        for event in measurements(job, live.measured_flops if live else {}, time.time(), pool=state.pool_of(job)):
             await asyncio.to_thread(services().journal.append, event)
 
     await _for_ever(look, pause_s=5.0)

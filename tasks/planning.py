@@ -81,7 +81,7 @@ def plan_with(state: ClusterState, respond: Respond, solve: Solve) -> Plan:
     return make_plan(
         state,
         respond,
-        measured={name: job.measured for name, job in state.jobs.items()},
+        measured={name: job.measured for name, job in state.jobs.items() if state.pool_of(job) in {"", job.measured_in}},
         mtbf_gpu_s=settings.mtbf_gpu_s,
         granularity_gpus=settings.granularity_gpus or None,
         spare_gpus=settings.spare_gpus,

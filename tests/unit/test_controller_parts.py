@@ -123,7 +123,7 @@ def test_progress_is_the_newest_of_the_newest_generation() -> None:
     assert not table.add(report(1, 7), node="n1", now=3.0), "a replaced generation is not listened to"
     view = table.view("a")
     assert view is not None
-    assert (view.generation, view.iteration, view.measured_flops) == (2, 3, {2: 3.0})
+    assert (view.generation, view.iteration, view.measured_flops) == (2, 3, {2: 1.0})
     assert not view.has_stepped(2, 2)
     assert not view.has_stepped(2)
 

@@ -37,6 +37,7 @@ class ProgressTable:
             return False
         if progress.generation > job.generation:
             job.generation, job.first_iteration_at, job.ranks = progress.generation, progress.at, {}
+            job.measured_flops = {}  # whoever wants them has journalled them; the next generation may run on other GPUs
         told = job.ranks.get(progress.rank)
         if told and told.progress.iteration >= progress.iteration:
             return False

@@ -38,8 +38,8 @@ class JobProgress:
     """The newest of a job's generation that reported last.
 
     `loss` is the one of `iteration`; `iterations` holds the last iteration of each rank; `first_iteration_at` is the
-    wall clock of the generation's first report. `measured_flops` maps numbers of ranks to the best FLOP/s of the whole
-    job that was ever reported with them.
+    wall clock of the generation's first report. `measured_flops` maps its number of ranks to the best FLOP/s of the whole
+    job that it has reported.
     """
 
     __pydantic_config__: ClassVar = NAN_STAYS_NAN

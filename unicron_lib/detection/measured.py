@@ -10,15 +10,17 @@ NEWS = 1.1
 """A measurement is journalled when it is that many times what is known."""
 
 
-def measurements(job: JobState, seen: Mapping[int, float], now: float) -> Iterator[ThroughputMeasured]:
-    """Events for sizes (GPUs -> best FLOP/s seen) that are new or clearly faster than the journal knows."""
+def measurements(job: JobState, seen: Mapping[int, float], now: float, *, pool: str = "") -> Iterator[ThroughputMeasured]:
+    """Events for sizes (GPUs -> best FLOP/s seen) that are new in `pool`, or clearly faster than the journal knows."""
+    known = job.measured if pool == job.measured_in else {}
     for gpus, flops in seen.items():
-        if isfinite(flops) and flops > NEWS * job.measured.get(gpus, 0.0):
+        if isfinite(flops) and flops > NEWS * known.get(gpus, 0.0):
             yield ThroughputMeasured(
-                id=f"measured/{job.submission}/{gpus}/{flops:.3e}",
+                id=f"measured/{job.submission}/{pool}/{job.generation}/{gpus}/{flops:.3e}",
                 at=now,
                 job=job.spec.job,
                 submission=job.submission,
                 num_gpus=gpus,
                 flops=flops,
+                pool=pool,
             )

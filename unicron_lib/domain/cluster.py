@@ -130,6 +130,11 @@ class ClusterState:
         """N' of the paper."""
         return sum(node.num_gpus for node in self.healthy_nodes)
 
+    def pool_of(self, job: JobState) -> str:
+        """The pool that the job's GPUs are in, "" for a job without any."""
+        held = job.assignment.slots if job.assignment else ()
+        return next((self.nodes[slot.node].pool for slot in held if slot.node in self.nodes), "")
+
     @property
     def active_plan(self) -> PlanState | None:
         """The plan whose transition runs now."""

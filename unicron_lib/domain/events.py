@@ -184,7 +184,7 @@ def submitted(spec: JobSpec, *, submission: str, at: float) -> JobSubmitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputMeasured:
-    """A job was seen to achieve `flops` FLOP/s on `num_gpus` GPUs, clearly more than known before."""
+    """A job was seen to achieve `flops` FLOP/s on `num_gpus` GPUs, clearly more than known before, in `pool`."""
 
     id: str
     at: float
@@ -192,6 +192,7 @@ class ThroughputMeasured:
     submission: str
     num_gpus: int
     flops: float
+    pool: str = ""
     type: Literal["throughput_measured"] = "throughput_measured"
 
 

@@ -109,29 +109,32 @@ class JobSpec:
             ),
             (self.vocab_size < 256 and self.data_path.startswith("builtin:"), "byte tokens need a vocab_size of at least 256"),
             (self.params_dtype not in {"float32", "float64", "bfloat16"}, f"params_dtype {self.params_dtype!r} is unknown"),
+            *self._throughput_checks(),
+        )
+
+    def _throughput_checks(self) -> tuple[tuple[bool, str], ...]:
+        by_pool = self.throughput_by_pool
+        figures = [pair for table in (self.throughput_flops, *by_pool.values()) for pair in table.items()]
+        return (
             (
-                any(gpus < 1 or not 0 <= flops <= MAX_FLOPS for gpus, flops in self.throughput_flops.items()),
-                "throughput_flops maps numbers of GPUs (1 or more) to finite FLOP/s",
-            ),
-            (
-                any(
-                    gpus < 1 or not 0 <= flops <= MAX_FLOPS
-                    for table in self.throughput_by_pool.values()
-                    for gpus, flops in table.items()
-                ),
-                "throughput_by_pool maps pools to numbers of GPUs (1 or more) and finite FLOP/s",
-            ),
-            (
-                bool(self.pool and self.throughput_by_pool) and self.pool not in self.throughput_by_pool,
-                f"pool is {self.pool}, but throughput_by_pool has only {', '.join(sorted(self.throughput_by_pool))}",
-            ),
-            (
-                bool(self.throughput_by_pool) and bool(self.throughput_flops),
-                "throughput_flops and throughput_by_pool are both given: keep one of them",
+                any(gpus < 1 or not 0 <= flops <= MAX_FLOPS for gpus, flops in figures),
+                "throughput_flops and throughput_by_pool map numbers of GPUs (1 or more) to finite FLOP/s",
             ),
             (
                 bool(self.throughput_flops) and not self.sizes(max(self.throughput_flops, default=0)),
                 "throughput_flops has no size that min_gpus, max_gpus and the global batch allow",
+            ),
+            (
+                bool(by_pool) and not any(self.admits(gpus) for table in by_pool.values() for gpus in table),
+                "throughput_by_pool has no size that min_gpus, max_gpus and the global batch allow",
+            ),
+            (
+                bool(self.pool and by_pool) and self.pool not in by_pool,
+                f"pool is {self.pool}, but throughput_by_pool has only {', '.join(sorted(by_pool))}",
+            ),
+            (
+                bool(by_pool and self.throughput_flops),
+                "throughput_flops and throughput_by_pool are both given: keep one of them",
             ),
         )
 
@@ -177,7 +180,7 @@ class JobState:
     transition runs, the previous) generation lives; `pending` where the running transition moves it.
     `iteration` is the last one that the journal knows of, `failed_at` the one at which the job last failed, and
     `stuck_restarts` counts the failures since then that came without a new iteration. `restored` tells whether
-    this submission has chosen where to begin, `measured` holds its own FLOP/s by number of GPUs.
+    this submission has chosen where to begin, `measured` holds its own FLOP/s by number of GPUs in the pool `measured_in`.
     """
 
     spec: JobSpec
@@ -190,6 +193,7 @@ class JobState:
     stuck_restarts: int = 0
     restored: bool = False
     measured: Mapping[int, float] = field(default_factory=dict)
+    measured_in: str = ""
     submission: str = ""
     reason: str = ""
 

@@ -244,7 +244,8 @@ def _throughput_measured(state: ClusterState, event: ThroughputMeasured) -> Clus
     job = state.jobs.get(event.job)
     if job is None or job.submission != event.submission:
         return state
-    return state.with_job(replace(job, measured={**job.measured, event.num_gpus: event.flops}))
+    known = job.measured if event.pool == job.measured_in else {}  # GPUs of another pool are other GPUs
+    return state.with_job(replace(job, measured={**known, event.num_gpus: event.flops}, measured_in=event.pool))
 
 
 def _job_ended(state: ClusterState, event: JobFinished | JobCancelled) -> ClusterState:
