@@ -12,11 +12,11 @@ from prefect import Task
 
 from tasks.events import CLOSED, emit_incident
 from tasks.health import report_failure
-from tasks.planning import complete, decide_plan
+from tasks.planning import complete, decide_plan, dismiss, trip_breaker
 from tasks.reporting import report_recovery
 from tasks.services import services
 from tasks.transition import StepFailed, carry_out
-from unicron_lib.domain.actions import Continue, Respond, Rest, Wait
+from unicron_lib.domain.actions import Continue, Dismiss, Respond, Rest, TripBreaker, Wait
 from unicron_lib.domain.cluster import ClusterState, IncidentStatus, PlanState
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 from unicron_lib.domain.plans import STEP_ORDER, Step, StepKind
@@ -55,7 +55,7 @@ async def respond(call: Call, *, incident: str | None = None) -> None:
                 return
             case Wait(until=until):
                 await asyncio.sleep(min(max(until - time.time(), 0.01), LOOK_AGAIN_S))
-            case Continue() | Respond() as action:
+            case Continue() | Respond() | Dismiss() | TripBreaker() as action:
                 await _act(call, state, action)
 
 
@@ -68,12 +68,17 @@ async def _refresh() -> ClusterState:
     return await asyncio.to_thread(services().journal.refresh)
 
 
-async def _act(call: Call, state: ClusterState, action: Continue | Respond) -> None:
+async def _act(call: Call, state: ClusterState, action: Continue | Respond | Dismiss | TripBreaker) -> None:
     try:
-        if isinstance(action, Respond):
-            await call(decide_plan, action)
-        else:
-            await _carry_out_plan(call, state.plans[action.plan])
+        match action:
+            case Respond():
+                await call(decide_plan, action)
+            case Dismiss():
+                await call(dismiss, action)
+            case TripBreaker():
+                await call(trip_breaker, action)
+            case Continue():
+                await _carry_out_plan(call, state.plans[action.plan])
     except IllegalTransition:
         await asyncio.sleep(LOOK_AGAIN_S)  # another process was faster: what it journalled holds
 

@@ -18,77 +18,109 @@ from typing import Any
 
 from prefect import Flow, State, get_client
 from prefect.client.schemas.objects import FlowRun
+from prefect.events import Event
 from prefect.events.clients import get_events_subscriber
 from prefect.events.filters import EventFilter, EventNameFilter
 from prefect.exceptions import ObjectNotFound
 from prefect.flow_engine import run_flow_async
 from prefect.states import Completed, Pending
 
+from flows.foresight import keep_foreseeing, keep_rebalancing
 from flows.reconfiguration import reconfigure
 from flows.recovery import recover
 from flows.response import plain, respond
-from flows.watching import keep_watched, prefect_answers
+from flows.watching import hardly_waiting, keep_watched, prefect_answers
 from tasks.health import report
 from tasks.services import services
-from unicron_lib.domain.actions import Continue, Respond
-from unicron_lib.domain.cluster import ClusterState, Incident
+from unicron_lib.domain.actions import Action, Continue, Dismiss, Respond, Rest, TripBreaker, Wait
+from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus
 from unicron_lib.domain.recovery import decide
 from unicron_lib.errors import ControllerError, UnicronError, UserError
 from unicron_lib.report import headline, incident_markdown
 
 POLL_S = 1.0
 ORPHAN_AGE_S = 1.5
+ACTION_FAILED = "prefect.automation.action.failed"
 log = logging.getLogger("unicron.recovery")
 
 
 class RecoveryService:
-    """One process that sees to it that nothing stays open."""
+    """One process that sees to it that nothing stays open.
+
+    Each incident that it answers has a task of its own, which works until the incident is over and then tells Prefect
+    about it at leisure: the next incident does not wait for that.
+    """
 
     def __init__(self) -> None:
         self._life = uuid.uuid4().hex[:8]
         self._wake = asyncio.Event()
+        self._answers: dict[str, asyncio.Task[None]] = {}
         self._unrecorded: list[str] = []
 
     async def serve(self) -> None:
         """Serve until cancelled."""
-        background = [asyncio.create_task(work()) for work in (self._listen, self._adopt_orphans, keep_watched)]
+        with hardly_waiting():
+            await self._serve()
+
+    async def _serve(self) -> None:
+        works = (self._listen, self._adopt_orphans, self._record_late, keep_watched, keep_foreseeing, keep_rebalancing)
+        background = [asyncio.create_task(work()) for work in works]
         try:
             while True:
-                await self._look()
+                pause_s = await self._look()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), pause_s)
         finally:
-            for task in background:
+            tasks = [*background, *self._answers.values()]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _look(self) -> None:
+    async def _look(self) -> float:
+        """See to it that what is open is being answered; after how many seconds to look again at the latest."""
         self._wake.clear()
         try:
             state = await asyncio.to_thread(services().journal.refresh)
             action = decide(state, time.time())
-            if isinstance(action, Continue | Respond):
-                await self._handle(state, action)
-                return
-            await self._record_late(state)
         except UnicronError as error:
             log.warning("%s", error)
+            return POLL_S
         except Exception:  # a service that sees to it that nothing stays open must not end
             log.exception("looking again in %.0f s", POLL_S)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), POLL_S)
+            return POLL_S
+        if isinstance(action, Wait):
+            return min(max(action.until - time.time(), 0.01), POLL_S)
+        incidents = _incidents_of(state, action)
+        # whoever answers an incident that is not over does whatever is to be done
+        at_work = any(not _is_over(state, incident) for incident in self._answers)
+        if incidents and not at_work and not set(incidents) & set(self._answers):
+            self._answer(state.incidents[incidents[0]])
+        return POLL_S
 
-    async def _handle(self, state: ClusterState, action: Continue | Respond) -> None:
-        incidents = action.incidents if isinstance(action, Respond) else state.plans[action.plan].plan.incidents
-        first = state.incidents[incidents[0]]
+    def _answer(self, first: Incident) -> None:
         log.info("%s %s (%s)", first.kind, headline(first), first.id)
+        answer = self._answers[first.id] = asyncio.create_task(self._handle(first))
+        answer.add_done_callback(lambda _: self._answered(first.id))
+
+    def _answered(self, incident: str) -> None:
+        answer = self._answers.pop(incident)
+        if answer.cancelled():
+            return
+        if error := answer.exception():
+            log.error("the answer to %s broke off, looking again in %.0f s", incident, POLL_S, exc_info=error)
+        else:
+            self._wake.set()
+
+    async def _handle(self, incident: Incident) -> None:
         try:
-            run = await self._new_run(first)
+            run = await self._new_run(incident)
             if run is not None:
-                await run_flow_async(_flow_of(first), flow_run=run, parameters={"incident": first.id})
+                await run_flow_async(_flow_of(incident), flow_run=run, parameters={"incident": incident.id})
                 return
         except Exception:  # whatever Prefect's trouble is, the recovery goes on without it
-            log.exception("the flow run of %s broke off; going on without Prefect", first.id)
-        await respond(plain, incident=first.id)
-        self._unrecorded.append(first.id)
+            log.exception("the flow run of %s broke off; going on without Prefect", incident.id)
+        await respond(plain, incident=incident.id)
+        self._unrecorded.append(incident.id)
 
     async def _new_run(self, incident: Incident) -> FlowRun | None:
         """A run of the deployment that no worker races for; None while Prefect or the deployment is away."""
@@ -109,29 +141,44 @@ class RecoveryService:
                 tags=[incident.kind, *incident.jobs],
             )
 
-    async def _record_late(self, state: ClusterState) -> None:
+    async def _record_late(self) -> None:
         """Show in the UI, afterwards, what was healed while Prefect was away."""
-        while self._unrecorded:
-            incident = state.incidents[self._unrecorded[0]]
-            run = await self._new_run(incident)
-            if run is None:
-                return
-            told: State[None] = Completed(message=incident_markdown(state, incident.id)[:4000])
-            async with get_client() as client:
-                await client.set_flow_run_state(run.id, told, force=True)
-            self._unrecorded.pop(0)
+        while True:
+            await asyncio.sleep(POLL_S)
+            try:
+                while self._unrecorded and await self._record(self._unrecorded[0]):
+                    self._unrecorded.pop(0)
+            except Exception as error:  # noqa: BLE001 - nothing depends on it
+                log.warning("recording %s later: %s", self._unrecorded[0], error)
+
+    async def _record(self, name: str) -> bool:
+        state = await asyncio.to_thread(services().journal.refresh)
+        run = await self._new_run(state.incidents[name])
+        if run is None:
+            return False
+        told: State[None] = Completed(message=incident_markdown(state, name)[:4000])
+        async with get_client() as client:
+            await client.set_flow_run_state(run.id, told, force=True)
+        return True
 
     async def _listen(self) -> None:
-        """Wake on every event about an incident."""
-        wanted = EventFilter(event=EventNameFilter(prefix=["unicron."]))
+        """Wake on every event of ours; log those that tell of an automation, our safety net, that could not act."""
+        wanted = EventFilter(event=EventNameFilter(prefix=["unicron.", ACTION_FAILED]))
         while True:
             try:
                 async with get_events_subscriber(filter=wanted) as events:
-                    async for _ in events:
-                        self._wake.set()
+                    async for event in events:
+                        self._hear(event)
             except Exception as error:  # noqa: BLE001 - the poll covers for it
                 log.debug("no event stream: %s", error)
             await asyncio.sleep(POLL_S)
+
+    def _hear(self, event: Event) -> None:
+        if event.event == ACTION_FAILED:
+            name = event.resource.name or event.resource.id
+            log.warning("the Prefect automation %s could not act: %s", name, event.payload.get("reason", event.payload))
+        else:
+            self._wake.set()
 
     async def _adopt_orphans(self) -> None:
         """Journal observations that no train flow picked up in time: idle nodes, or a flow that died."""
@@ -145,6 +192,25 @@ class RecoveryService:
             except UnicronError as error:
                 log.warning("%s", error)
                 await asyncio.sleep(POLL_S)
+
+
+def _incidents_of(state: ClusterState, action: Action) -> tuple[str, ...]:
+    """The incidents for whose sake something has to be done; empty if nothing has."""
+    match action:
+        case Respond():
+            return action.incidents
+        case Continue():
+            return state.plans[action.plan].plan.incidents
+        case Dismiss():
+            return (action.incident,)
+        case TripBreaker():
+            return tuple(incident.id for incident in state.open_incidents if incident.is_failure)
+        case Rest() | Wait():
+            return ()
+
+
+def _is_over(state: ClusterState, incident: str) -> bool:
+    return state.incidents[incident].status in {IncidentStatus.CLOSED, IncidentStatus.MERGED}
 
 
 def _flow_of(incident: Incident) -> Flow[[str], Coroutine[Any, Any, str]]:

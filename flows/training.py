@@ -9,16 +9,15 @@ from prefect import State, flow, get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
-from tasks.health import publish, report_failure, report_task
+from tasks.health import publish, report_task
 from tasks.reporting import report_progress
 from tasks.services import services
 from unicron_lib.detection.measured import measurements
-from unicron_lib.detection.stall import Pace
+from unicron_lib.detection.straggler import StragglerWatch, straggler_events
 from unicron_lib.domain.cluster import ClusterState
 from unicron_lib.domain.events import JobCancelled, submitted
-from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 from unicron_lib.domain.jobs import ENDED, JobSpec, JobState, JobStatus
-from unicron_lib.errors import ControllerError, StoreError, UnicronError, UserError
+from unicron_lib.errors import StoreError, UnicronError, UserError
 
 LOOK_S = 0.5
 
@@ -36,7 +35,7 @@ async def train(job: JobSpec, submission: str = "") -> str | State[None]:
     """
     if not submission:
         submission = await _submit(job, submission=str(flow_run.id or f"local-{time.time_ns()}"))
-    watchers = [asyncio.create_task(watch(job.job)) for watch in (_watch_ranks, _watch_pace, _watch_progress)]
+    watchers = [asyncio.create_task(watch(job.job)) for watch in (_watch_ranks, _watch_stragglers, _watch_progress)]
     try:
         ended = await _wait_for_end(job.job, submission)
     except asyncio.CancelledError:
@@ -115,26 +114,25 @@ async def _watch_ranks(name: str) -> None:
     await _for_ever(look, pause_s=0.0)
 
 
-async def _watch_pace(name: str) -> None:
-    """Iteration-time health: a job that runs but makes no iterations hangs."""
-    pace = Pace()
+async def _watch_stragglers(name: str) -> None:
+    """Iteration-time health: which rank slows the job down, or is the job as a whole slower than it was."""
+    watch: StragglerWatch | None = None
 
     async def look() -> None:
-        nonlocal pace
-        try:
-            live = (await services().live()).get(name)
-        except ControllerError:
-            pace = Pace()  # blind is not stalled
-            raise
-        job = (await _refresh()).jobs[name]
-        if live is None or job.pending is not None or live.generation != job.generation:
+        nonlocal watch
+        live = (await services().live()).get(name)
+        if live is None or live.window is None:
             return
-        pace.observe(live.generation, live.iteration, live.iteration_s, time.monotonic())
-        silent_s = pace.stalled_for(time.monotonic())
-        if silent_s is not None:
-            await report_failure(_stall(name, live.generation, live.iteration, silent_s))
+        if watch is None:
+            watch = StragglerWatch()
+            watch.recall((await _refresh()).jobs[name])
+        generation, window = live.generation, live.window
+        found = watch.look(generation, window)
+        for event in straggler_events(found, window, job=name, generation=generation, nodes=live.nodes, now=time.time()):
+            get_run_logger().warning("%s: rank %s", event.type, event.rank)
+            await publish(event)
 
-    await _for_ever(look, pause_s=LOOK_S)
+    await _for_ever(look, pause_s=1.0)
 
 
 async def _watch_progress(name: str) -> None:
@@ -149,16 +147,3 @@ async def _watch_progress(name: str) -> None:
             await asyncio.to_thread(services().journal.append, event)
 
     await _for_ever(look, pause_s=5.0)
-
-
-def _stall(name: str, generation: int, iteration: int, silent_s: float) -> Failure:
-    return Failure(
-        id=f"hang/{name}/{generation}/{iteration}",
-        kind=ErrorKind.TASK_HANG,
-        method=DetectionMethod.STATISTICS,
-        seen_at=time.time(),
-        job=name,
-        generation=generation,
-        iteration=iteration,
-        evidence=f"no iteration for {silent_s:.1f} s after iteration {iteration}, although all ranks are alive",
-    )

@@ -5,7 +5,7 @@ import time
 
 from prefect import task
 
-from tasks.events import OPENED, UPDATED, emit_incident
+from tasks.events import emit
 from tasks.services import services
 from unicron_lib.agent.messages import NodeNotice, Observation, RankResumed
 from unicron_lib.agent.rank_messages import RankFinished
@@ -13,7 +13,7 @@ from unicron_lib.detection.classify import classify
 from unicron_lib.domain.cluster import ClusterState, Incident
 from unicron_lib.domain.events import Event, FailureDetected, JobFinished, JobResumed, NodeNoted
 from unicron_lib.domain.failures import Failure
-from unicron_lib.domain.journal import incident_id
+from unicron_lib.domain.incidents import incident_id
 
 
 async def report(observation: Observation) -> str | None:
@@ -40,14 +40,11 @@ async def report_failure(failure: Failure) -> str | None:
 
 
 async def publish(event: Event) -> Incident | None:
-    """Journal `event` and emit what it did to the incidents; the incident that it opened or joined."""
+    """Journal `event` and tell Prefect; the open incident that it opened or joined."""
     journal = services().journal
-    before = (await asyncio.to_thread(journal.refresh)).incidents
     await asyncio.to_thread(journal.append, event)
-    incident = _incident_of(journal.state, event)
-    if incident is not None:
-        await emit_incident(UPDATED if incident.id in before else OPENED, incident)
-    return incident
+    await emit(event, journal.state)
+    return _incident_of(journal.state, event)
 
 
 def _event_of(observation: Observation) -> Event | None:
@@ -58,7 +55,9 @@ def _event_of(observation: Observation) -> Event | None:
             finished = JobFinished(id=done, at=now, job=body.job, generation=body.generation, iteration=body.iteration)
             return finished if body.rank == 0 else None
         case RankResumed() as body:
-            return JobResumed(id=name, at=now, job=body.job, generation=body.generation, iteration=body.iteration)
+            return JobResumed(
+                id=name, at=now, job=body.job, generation=body.generation, iteration=body.iteration, rank=body.rank
+            )
         case NodeNotice() as body:
             node, boot = observation.node, observation.boot
             return NodeNoted(id=name, at=now, node=node, boot=boot, code=body.code, text=body.text, active=body.active)

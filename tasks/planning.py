@@ -8,11 +8,12 @@ from functools import cache, partial
 
 from prefect import task
 
+from tasks.events import emit
 from tasks.services import services
 from unicron_lib.config import Settings
-from unicron_lib.domain.actions import Respond
+from unicron_lib.domain.actions import Dismiss, Respond, TripBreaker
 from unicron_lib.domain.cluster import ClusterState
-from unicron_lib.domain.events import PlanDecided, RebalanceDue, RecoveryCompleted
+from unicron_lib.domain.events import BreakerTripped, IncidentDismissed, PlanDecided, RebalanceDue, RecoveryCompleted
 from unicron_lib.domain.plans import Plan, PlanKind
 from unicron_lib.planning.ahead import Solve, Table
 from unicron_lib.planning.allocation import allocate
@@ -100,6 +101,26 @@ async def complete(plan: str) -> None:
     """Journal that all steps of `plan` are done: its incidents are closed."""
     done = RecoveryCompleted(id=f"done/{plan}", at=time.time(), plan=plan)
     await asyncio.to_thread(services().journal.append, done)
+
+
+@task(name="dismiss", task_run_name="dismiss {action.incident}")
+async def dismiss(action: Dismiss) -> None:
+    """Journal that nothing is done about an incident. Raises IllegalTransition if a job has failed by now."""
+    over = IncidentDismissed(id=f"dismissed/{action.incident}", at=time.time(), incident=action.incident, reason=action.reason)
+    journal = services().journal
+    await asyncio.to_thread(journal.append, over)
+    await emit(over, journal.state)
+
+
+@task(name="trip-breaker")
+async def trip_breaker(action: TripBreaker) -> None:
+    """Journal that no node is isolated any more."""
+    journal = services().journal
+    state = await asyncio.to_thread(journal.refresh)
+    tripped = BreakerTripped(id=f"breaker-tripped/{state.seq}", at=time.time(), reason=action.reason)
+    if state.breaker_since is None and await asyncio.to_thread(journal.append, tripped):
+        log.warning("%s", action.reason)
+        await emit(tripped, journal.state)
 
 
 def _outlook(settings: Settings) -> Outlook | None:

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from unicron_lib.domain.cluster import ClusterState, Incident, PlanState
-from unicron_lib.domain.failures import severity_name
+from unicron_lib.domain.failures import Failure, severity_name
 from unicron_lib.domain.plans import Step
 from unicron_lib.domain.timeline import timing
 
@@ -21,6 +21,7 @@ def incident_markdown(state: ClusterState, name: str) -> str:
         return f"{name} turned out to be a part of {incident.merged_into}:\n\n{whole}"
     plan = state.plans.get(incident.plan or "")
     parts = [f"# {incident.kind}: {headline(incident)}", _summary(state, incident), _evidence(incident)]
+    parts += [_parts(state, incident), "" if plan else _without_plan(incident)]
     if plan:
         parts += [f"## Decision\n{plan.plan.reason}", _allocation(state, plan), _alternatives(plan), _steps(plan)]
     return "\n\n".join(part for part in parts if part)
@@ -42,6 +43,7 @@ def _summary(state: ClusterState, incident: Incident) -> str:
         ("severity", severity_name(incident.severity)),
         ("status", str(incident.status)),
         ("opened", f"{clock(incident.opened_at)} UTC"),
+        ("failures seen", str(incident.count)),
         ("seen after", _seconds(took.detection_s)),
         ("decided after", _seconds(took.decision_s)),
         ("transition", _seconds(took.transition_s)),
@@ -54,12 +56,39 @@ def _summary(state: ClusterState, incident: Incident) -> str:
 def _evidence(incident: Incident) -> str:
     if not incident.failures:
         return ""
-    rows = [
-        f"| {clock(f.seen_at)} | {f.kind} | {f.job or ''} {'' if f.rank is None else f.rank} | {f.node or ''} | {f.method} "
-        f"| {_cell(f.evidence.strip().partition(chr(10))[0])} |"
-        for f in sorted(incident.failures, key=lambda failure: failure.seen_at)
-    ]
-    return "## Seen\n| at | kind | rank | node | by | evidence |\n|---|---|---|---|---|---|\n" + "\n".join(rows)
+    rows = [_evidence_row(incident, f) for f in sorted(incident.failures, key=lambda failure: failure.seen_at)]
+    left_out = incident.count - len(rows)
+    told = f"\n\n{left_out} more of them are only counted." if left_out > 0 else ""
+    return "## Seen\n| at | kind | is | rank | node | by | evidence |\n|---|---|---|---|---|---|---|\n" + "\n".join(rows) + told
+
+
+def _evidence_row(incident: Incident, failure: Failure) -> str:
+    rank = f"{failure.job or ''} {'' if failure.rank is None else failure.rank}"
+    first_line = _cell(failure.evidence.strip().partition("\n")[0])
+    cells = (clock(failure.seen_at), failure.kind, _role(incident, failure), rank, failure.node or "", failure.method)
+    return f"| {' | '.join(cells)} | {first_line} |"
+
+
+def _role(incident: Incident, failure: Failure) -> str:
+    """Why a failure is in the incident."""
+    if failure is incident.root:
+        return "the cause"
+    return "a consequence" if failure.is_echo else ""
+
+
+def _parts(state: ClusterState, incident: Incident) -> str:
+    """The incidents that this one explains."""
+    rows = [f"- {it.id}: {it.kind}, {headline(it)}" for it in state.incidents.values() if it.merged_into == incident.id]
+    return "## It explains\n" + "\n".join(rows) if rows else ""
+
+
+def _without_plan(incident: Incident) -> str:
+    """Why nothing was, or is yet, done about an incident."""
+    if incident.note:
+        return f"## Decision\nNothing was done: {incident.note}"
+    if incident.may_pass:
+        return f"## Decision\nNone before {clock(incident.passes_by)} UTC: the ranks may go on by themselves."
+    return ""
 
 
 def _allocation(state: ClusterState, progress: PlanState) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-REMAPPED_ROWS = "-DWITH_REMAPPED_ROWS"
-"""For the library of a current driver; without it, an old one's."""
+CURRENT = ("-DWITH_REMAPPED_ROWS", "-DWITH_EVENTS")
+"""For the library of a current driver; without them, an old one's."""
 
 
 def include_folder() -> Path:
@@ -24,6 +24,19 @@ def build(folder: Path, *options: str) -> Path:
     flags = ["-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Werror", f"-I{include_folder()}", *options]
     subprocess.run([compiler, *flags, str(source), "-o", str(folder / "libnvidia-ml.so.1")], check=True)
     return folder
+
+
+def write(state: Path, text: str) -> None:
+    """Change the state at once: the stand-in reads the file whenever it is asked."""
+    new = state.with_suffix(".new")
+    new.write_text(text)
+    new.replace(state)
+
+
+def xid(state: Path, gpu: int, number: int) -> None:
+    """Let the driver report an Xid now."""
+    with state.with_name(f"{state.name}.events").open("a") as events:
+        events.write(f"{gpu} {number}\n")
 
 
 def no_driver(folder: Path) -> Path:

@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from scenes import Scene, running_pair
 
-from unicron_lib.domain.actions import Continue, Respond
+from unicron_lib.domain.actions import Continue, Dismiss, Respond, TripBreaker
 from unicron_lib.domain.cluster import IncidentStatus, NodeStatus
+from unicron_lib.domain.events import BreakerReset
 from unicron_lib.domain.failures import ErrorKind
 from unicron_lib.domain.jobs import ENDED
 from unicron_lib.domain.journal import fold_all
@@ -16,6 +17,7 @@ KINDS = (
     *(ErrorKind.ECC_ERROR, ErrorKind.PROCESS_EXIT, ErrorKind.CONNECTION_RESET, ErrorKind.NVLINK_ERROR, ErrorKind.TASK_HANG),
     *(ErrorKind.GPU_LOST, ErrorKind.USER_ERROR, ErrorKind.STORAGE_ERROR),
 )
+OF_NODES = (ErrorKind.GPU_LOST, ErrorKind.OTHER, ErrorKind.LINK_FLAPPING)
 
 
 class Storm(RuleBasedStateMachine):
@@ -40,6 +42,24 @@ class Storm(RuleBasedStateMachine):
         if node in self.scene.state.nodes:
             self.scene.lose(node)
 
+    @rule(node=st.sampled_from(NODES), kind=st.sampled_from(OF_NODES), symptom=st.booleans())
+    def fault(self, node, kind, symptom):
+        if node in self.scene.state.nodes:
+            self.scene.fault(kind, node, symptom=symptom)
+
+    @rule(data=st.data(), kind=st.sampled_from((ErrorKind.TASK_HANG, ErrorKind.NCCL_TIMEOUT)), goes_on=st.booleans())
+    def stall(self, data, kind, goes_on):
+        running = [name for name, job in self.scene.state.jobs.items() if job.assignment and job.status not in ENDED]
+        if running:
+            name = data.draw(st.sampled_from(running))
+            self.scene.stall(name, 0, kind)
+            if goes_on:
+                self.scene.resume(name, 0)
+
+    @rule()
+    def reset_breaker(self):
+        self.scene.tell(BreakerReset(id=self.scene.new_id("reset"), at=self.scene.now))
+
     @rule(node=st.sampled_from(NODES))
     def suspect(self, node):
         if node in self.scene.state.nodes:
@@ -47,7 +67,7 @@ class Storm(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(("gpt-a", "gpt-b", "gpt-c")), weight=st.sampled_from((0.5, 1.0, 4.0)))
     def submit(self, name, weight):
-        self.scene.submit(name, weight=weight, max_gpus=8)
+        self.scene.submit(name, weight=weight, max_gpus=8, max_restarts=100)  # a storm spends any budget
 
     @rule(kind=st.sampled_from(KINDS), data=st.data(), progress=st.integers(0, 2))
     def fail(self, kind, data, progress):
@@ -72,6 +92,9 @@ class Storm(RuleBasedStateMachine):
                 plan = self.scene.plan(respond).id
             case Continue(plan=plan):
                 pass
+            case Dismiss() | TripBreaker() as action:
+                self.scene.note(action)
+                return
             case _:
                 return
         for _ in range(steps):
@@ -121,7 +144,10 @@ class Storm(RuleBasedStateMachine):
         for incident in state.incidents.values():
             assert incident.status in {IncidentStatus.CLOSED, IncidentStatus.MERGED}
             done = [p for p in state.plans.values() if p.finished_at is not None and incident.id in p.plan.incidents]
-            assert len(done) == (incident.status is IncidentStatus.CLOSED)
+            answered = incident.status is IncidentStatus.CLOSED and incident.plan is not None
+            assert len(done) == answered
+            is_stall = any(failure.is_stall for failure in incident.failures)
+            assert answered or is_stall or incident.is_of_nodes or incident.status is IncidentStatus.MERGED
         assert fold_all(self.scene.events) == state
 
 

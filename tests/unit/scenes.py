@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass, field
 
-from unicron_lib.domain.actions import Action, Continue, Respond
+from unicron_lib.domain.actions import Action, Continue, Dismiss, Respond, TripBreaker
 from unicron_lib.domain.cluster import ClusterState
 from unicron_lib.domain.events import (
+    BreakerTripped,
     Event,
     FailureDetected,
+    IncidentDismissed,
     JobFinished,
+    JobResumed,
     JobSubmitted,
     NodeJoined,
     NodeSuspected,
@@ -67,12 +70,12 @@ class Scene:
             "generation": state.generation,
             "node": held.slots[rank].node if held else None,
             "iteration": (-1 if state.failed_at is None else state.failed_at) + 1,
+            "method": DetectionMethod.EXCEPTION,
             **keys,
         }
         failure = Failure(
             id=self.new_id("failure"),
             kind=kind,
-            method=DetectionMethod.EXCEPTION,
             seen_at=self.now,
             job=job,
             rank=rank,
@@ -82,17 +85,24 @@ class Scene:
         self.tell(FailureDetected(id=failure.id, at=self.now, failure=failure))
         return failure
 
+    def stall(self, job: str, rank: int, kind: ErrorKind = ErrorKind.TASK_HANG, patience_s: float = 5.0) -> Failure:
+        act_at = self.now + patience_s
+        return self.fail(kind, job, rank, method=DetectionMethod.STATISTICS, not_before=act_at)
+
+    def resume(self, job: str, rank: int | None = None) -> None:
+        generation = self.state.jobs[job].generation
+        told = self.new_id("resumed")
+        self.tell(JobResumed(id=told, at=self.now, job=job, generation=generation, iteration=7, rank=rank))
+
     def lose(self, node: str) -> None:
-        failure = Failure(
-            id=self.new_id("lost"),
-            kind=ErrorKind.NODE_LOST,
-            method=DetectionMethod.NODE_HEALTH,
-            seen_at=self.now,
-            node=node,
-            boot=self.state.nodes[node].boot,
-            evidence="silent",
-        )
+        self.fault(ErrorKind.NODE_LOST, node)
+
+    def fault(self, kind: ErrorKind, node: str, **keys: object) -> Failure:
+        """Something is told of a node."""
+        found = {"boot": self.state.nodes[node].boot, "seen_at": self.now, "evidence": "told of the node", **keys}
+        failure = Failure(id=self.new_id("fault"), kind=kind, method=DetectionMethod.NODE_HEALTH, node=node, **found)
         self.tell(FailureDetected(id=failure.id, at=self.now, failure=failure))
+        return failure
 
     def decide(self) -> Action:
         return decide(self.state, self.now)
@@ -116,6 +126,14 @@ class Scene:
         self.tell(RecoveryCompleted(id=self.new_id("done"), at=self.now, plan=plan))
         return False
 
+    def note(self, action: Dismiss | TripBreaker) -> None:
+        """Journal what needs no plan."""
+        if isinstance(action, Dismiss):
+            told, name = self.new_id("dismissed"), action.incident
+            self.tell(IncidentDismissed(id=told, at=self.now, incident=name, reason=action.reason))
+        else:
+            self.tell(BreakerTripped(id=self.new_id("tripped"), at=self.now, reason=action.reason))
+
     def settle(self) -> None:
         """Do whatever is to do until nothing is."""
         for _ in range(50):
@@ -128,6 +146,8 @@ class Scene:
                 case Continue(plan=plan):
                     while self.step(plan):
                         pass
+                case Dismiss() | TripBreaker() as action:
+                    self.note(action)
                 case _:
                     if not self.state.open_incidents:
                         return

@@ -8,13 +8,13 @@ import pytest
 from unicron_lib.agent.access import bearer, is_admitted, read_token
 from unicron_lib.agent.bell import Bell
 from unicron_lib.agent.environment import NodeFacts, rank_environment
+from unicron_lib.agent.excerpt import TEXT_LIMIT, excerpt
 from unicron_lib.agent.fencing import Fence
 from unicron_lib.agent.memo import StepMemo
 from unicron_lib.agent.messages import LaunchRanks, Reply
 from unicron_lib.agent.oom import OomWatch, oom_kills
 from unicron_lib.agent.outbox import Outbox
 from unicron_lib.agent.rank_messages import RankFinished
-from unicron_lib.agent.supervisor import TEXT_LIMIT, shorten
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout
 from unicron_lib.errors import UserError
@@ -52,9 +52,10 @@ def test_an_outbox_numbers_keeps_and_forgets() -> None:
     assert ids == ["n/b/0", "n/b/1", "n/b/2"]
     assert [observation.seq for observation in outbox.pending_from(1)] == [1, 2]
     outbox.acknowledge([1, 1, 77])
-    assert [observation.seq for observation in outbox.pending] == [0, 2]
+    assert [observation.seq for observation in outbox.pending_from(0)] == [0, 2]
+    assert len(outbox) == 2
     outbox.start_over("c")
-    assert outbox.pending == ()
+    assert outbox.pending_from(0) == ()
     assert outbox.add(FINISHED, at=0.0).id == "n/c/0"
 
 
@@ -87,11 +88,13 @@ def test_the_oom_watch_tells_each_growth_once(tmp_path: Path) -> None:
 
 
 def test_long_texts_keep_head_and_tail() -> None:
-    assert shorten("short") == "short"
-    text = shorten("head" + "x" * 50_000_000 + "tail")
+    assert excerpt("short") == "short"
+    text = excerpt("head" + "x" * 50_000_000 + "tail")
     assert text.startswith("head")
     assert text.endswith("tail")
-    assert len(text) < TEXT_LIMIT + 100
+    assert len(text) <= TEXT_LIMIT
+    assert excerpt(text) == text
+    assert excerpt("from the file system: \udcff") == "from the file system: ?"
 
 
 def launch() -> LaunchRanks:

@@ -1,26 +1,29 @@
-"""When a GPU counts as broken, and how the agent looks at drivers that fail, hang or are not there."""
+"""When a GPU counts as broken or gone, and how often that is told."""
 
-import asyncio
-import logging
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from unicron_lib.adapters.nvml import NvmlAbsent
-from unicron_lib.agent.messages import GpuFault
-from unicron_lib.agent.probe import GpuDriver, GpuProbe
-from unicron_lib.detection.gpu import GpuReading, GpuWatch, judge
+from unicron_lib.detection.gpu import GpuReading, judge
+from unicron_lib.detection.gpu_watch import GpuInventory, GpuWatch
 
-DEADLINE_S = 10.0
 FINE = GpuReading(index=3, uuid="GPU-3", name="H200", ecc_uncorrected_volatile=2, row_remap_failure=False)
 LOST = GpuReading(index=3, uuid="GPU-3", name="H200", lost=True, error_code=15)
+LINKED = replace(FINE, nvlinks_up=(0, 1, 2), nvlink_crc_errors=10, nvlink_replays=10, nvlink_recoveries=1)
 
 
 def ecc(count: int | None) -> GpuReading:
     return replace(FINE, ecc_uncorrected_volatile=count)
+
+
+def aggregate(count: int | None) -> GpuReading:
+    return replace(FINE, ecc_uncorrected_aggregate=count)
+
+
+def after(seconds: float, **changes: object) -> GpuReading:
+    return replace(LINKED, seen_at=seconds, **changes)
 
 
 @pytest.mark.parametrize(
@@ -33,29 +36,67 @@ def ecc(count: int | None) -> GpuReading:
         (FINE, ecc(None), None),
         (ecc(None), ecc(3), None),
         (None, ecc(3), None),
+        (aggregate(7), aggregate(8), "ecc_error"),
+        (aggregate(7), aggregate(7), None),
+        (None, aggregate(7), None),
         (FINE, LOST, "gpu_lost"),
         (None, LOST, "gpu_lost"),
         (FINE, replace(FINE, row_remap_failure=True), "ecc_error"),
         (None, replace(FINE, row_remap_failure=True), "ecc_error"),
         (FINE, replace(FINE, row_remap_failure=None, row_remap_pending=True), None),
-        (FINE, GpuReading(index=3, uuid="GPU-3", error_code=999), None),
+        (FINE, GpuReading(index=3, uuid="GPU-3", name="H200", error_code=999), None),
+        (FINE, GpuReading(index=3, uuid="GPU-3", name="H200", error_code=16), "gpu_driver_error"),
+        (FINE, GpuReading(index=3, uuid="GPU-3", name="H200", error_code=11), "gpu_driver_error"),
+        (LINKED, after(5, nvlinks_up=(0, 2)), "nvlink_error"),
+        (LINKED, after(5, nvlinks_up=(0, 1, 2, 3)), None),
+        (LINKED, after(5, nvlinks_up=None), None),
+        (FINE, replace(FINE, nvlinks_up=()), None),
+        (None, replace(LINKED, nvlinks_up=()), None),
+        (LINKED, after(5, nvlink_replays=509), None),
+        (LINKED, after(5, nvlink_replays=510), "nvlink_error"),
+        (LINKED, after(60, nvlink_replays=510), None),
+        (LINKED, after(5, nvlink_crc_errors=510), "nvlink_error"),
+        (LINKED, after(5, nvlink_recoveries=3), None),
+        (LINKED, after(5, nvlink_recoveries=4), "nvlink_error"),
+        (LINKED, after(5, nvlink_replays=0), None),
+        (LINKED, after(5, nvlink_replays=None), None),
+        (FINE, after(5, nvlink_replays=10**9), None),
+        (FINE, replace(FINE, mig=True, utilization_ratio=None, memory_used_bytes=None), None),
     ],
 )
 def test_judgement(before: GpuReading | None, now: GpuReading, kind: str | None) -> None:
     found = judge(before, now)
-    assert (found and found.kind) == kind
-    if found:
-        assert (found.gpu, found.uuid) == (3, "GPU-3")
-        assert found.evidence.startswith("GPU 3 (H200, GPU-3) ")
+    assert [finding.kind for finding in found] == ([kind] if kind else [])
+    for finding in found:
+        assert (finding.gpu, finding.uuid) == (3, "GPU-3")
+        assert finding.evidence.startswith("GPU 3 (H200, GPU-3) ")
+
+
+def test_all_that_is_wrong_is_found_the_gravest_first() -> None:
+    now = after(5, ecc_uncorrected_volatile=3, row_remap_failure=True, nvlinks_up=(1,))
+    assert [found.kind for found in judge(LINKED, now)] == ["ecc_error", "ecc_error", "nvlink_error"]
+
+
+def test_the_evidence_says_what_was_counted() -> None:
+    (found,) = judge(LINKED, after(5, nvlink_replays=1010))
+    assert found.evidence.endswith("counts 1000 NVLink replays within 5.0 s, 100 a second are too many")
 
 
 def test_a_gpu_that_never_told_its_uuid_is_found_as_well() -> None:
-    found = judge(None, GpuReading(index=0, lost=True, error_code=15))
-    assert found is not None
+    (found,) = judge(None, GpuReading(index=0, lost=True, error_code=15))
     assert (found.uuid, found.evidence) == (
         "",
         "GPU 0 (its UUID was never told) is lost, it no longer answers the driver (NVML error 15)",
     )
+
+
+def test_a_gpu_is_blind_if_it_told_an_error_and_nothing_else() -> None:
+    silent = GpuReading(index=3, uuid="GPU-3", error_code=999)
+    assert silent.is_blind
+    assert not replace(silent, power_w=300.0).is_blind
+    assert not replace(silent, error_code=16).is_blind
+    assert not LOST.is_blind
+    assert not FINE.is_blind
 
 
 def kinds(watch: GpuWatch, *looks: GpuReading, life: str = "b") -> list[list[str]]:
@@ -71,9 +112,16 @@ def test_each_gpu_and_kind_is_told_once() -> None:
     assert looks[5]
 
 
+def test_a_count_that_stays_high_is_told_once() -> None:
+    """PB06: the value stays in the register for 30 looks after it happened."""
+    assert kinds(GpuWatch(), FINE, *[ecc(3)] * 30) == [[], ["ecc_error"], *[[]] * 29]
+
+
 def test_another_kind_of_the_same_gpu_is_news() -> None:
     looks = kinds(GpuWatch(), FINE, ecc(3), ecc(4), LOST, ecc(4), LOST)
     assert looks == [[], ["ecc_error"], [], ["gpu_lost"], [], []]
+    rising = [after(5.0 * look, nvlink_replays=10 + 1000 * look, ecc_uncorrected_volatile=2 + look) for look in range(3)]
+    assert kinds(GpuWatch(), *rising) == [[], ["ecc_error", "nvlink_error"], []]
 
 
 def test_a_count_that_could_not_be_read_once_is_compared_with_the_one_before() -> None:
@@ -82,6 +130,16 @@ def test_a_count_that_could_not_be_read_once_is_compared_with_the_one_before() -
 
 def test_a_driver_that_is_loaded_anew_counts_from_0() -> None:
     assert kinds(GpuWatch(), FINE, ecc(0), ecc(1)) == [[], [], ["ecc_error"]]
+
+
+def test_a_link_that_was_ever_up_is_missed_even_after_a_look_without_it() -> None:
+    blind = GpuReading(index=3, uuid="GPU-3", error_code=999)
+    assert kinds(GpuWatch(), LINKED, blind, after(10, nvlinks_up=(0, 1))) == [[], [], ["nvlink_error"]]
+
+
+def test_slow_errors_never_add_up() -> None:
+    looks = [after(5.0 * look, nvlink_replays=400 * look, nvlink_recoveries=2 * look) for look in range(50)]
+    assert kinds(GpuWatch(), *looks) == [[]] * 50
 
 
 def test_a_replaced_gpu_begins_anew() -> None:
@@ -94,153 +152,52 @@ def test_a_new_life_tells_again_what_is_still_wrong() -> None:
     assert kinds(watch, ecc(3), ecc(3), life="c") == [["ecc_error"], []]
 
 
-class FakeDriver:
-    """Answers with `looks` one after the other, then with the last one for ever; an exception among them is raised."""
-
-    def __init__(self, *looks: Sequence[GpuReading] | Exception) -> None:
-        self.looks = list(looks)
-        self.calls = 0
-        self.threads = 0
-        self.go = threading.Event()
-        self.go.set()
-
-    def read(self) -> Sequence[GpuReading]:
-        self.threads += 1
-        assert self.go.wait(DEADLINE_S), "nobody let this call go"
-        self.threads -= 1
-        look = self.looks[min(self.calls, len(self.looks) - 1)]
-        self.calls += 1
-        if isinstance(look, Exception):
-            raise look
-        return look
+def gpus(*uuids: str | None) -> list[GpuReading]:
+    return [GpuReading(index=index, uuid=uuid, lost=uuid is None) for index, uuid in enumerate(uuids)]
 
 
-@asynccontextmanager
-async def probing(
-    open_driver: Callable[[], GpuDriver | NvmlAbsent], *, deadline_s: float = DEADLINE_S
-) -> AsyncIterator[asyncio.Queue[GpuFault]]:
-    told = asyncio.Queue[GpuFault]()
-    probe = GpuProbe(
-        num_gpus=4,
-        life=lambda: "b",
-        jobs=lambda: ("a",),
-        tell=told.put_nowait,
-        open_driver=open_driver,
-        look_s=0.001,
-        deadline_s=deadline_s,
-    )
-    running = asyncio.create_task(probe.run())
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            yield told
-        assert not running.done(), "nothing ends a probe"
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
+def missing(inventory: GpuInventory, *uuids: str | None, life: str = "b") -> list[tuple[int, str]]:
+    return [(found.gpu, found.uuid) for found in inventory.missing(gpus(*uuids), life=life)]
 
 
-class Lines(logging.Handler):
-    """The lines of the log, as they come."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.all: list[str] = []
-        self.queue = asyncio.Queue[str]()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.all.append(f"{record.levelname} {record.getMessage()}")
-        self.queue.put_nowait(self.all[-1])
+def test_a_gpu_that_the_driver_does_not_count_any_more_is_named() -> None:
+    """The ones behind it move up; none of them is taken for the missing one."""
+    inventory = GpuInventory()
+    assert missing(inventory, "A", "B", "C", "D") == []
+    assert missing(inventory, "A", "C", "D") == [(1, "B")]
+    assert missing(inventory, "A", "C", "D") == [(1, "B")]
+    assert missing(inventory, "A", "B", "C", "D") == []
 
 
-@pytest.fixture
-def lines() -> Iterator[Lines]:
-    logger, handler = logging.getLogger("unicron_lib.agent.probe"), Lines()
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    yield handler
-    logger.removeHandler(handler)
-    logger.setLevel(level)
+def test_another_gpu_at_the_same_place_means_that_one_is_gone() -> None:
+    inventory = GpuInventory()
+    assert missing(inventory, "A", "B") == []
+    (found,) = inventory.missing(gpus("A", "X"), life="b")
+    assert found.evidence == "GPU 1 (B) is gone: the driver has X as GPU 1"
+    assert missing(inventory, "A", "X", life="c") == [], "in a new life it is the one that is there"
 
 
-async def test_a_fault_is_told_with_the_jobs_of_the_node(lines: Lines) -> None:
-    driver = FakeDriver([FINE], [LOST])
-    async with probing(lambda: driver) as told:
-        fault = await told.get()
-    assert fault == GpuFault(kind="gpu_lost", gpu=3, uuid="GPU-3", evidence=fault.evidence, jobs=("a",))
-    assert lines.all[0] == "INFO watching the health of 1 GPUs"
-    assert told.empty()
+def test_a_gpu_that_does_not_tell_who_it_is_is_not_taken_for_gone() -> None:
+    inventory = GpuInventory()
+    assert missing(inventory, "A", "B") == []
+    assert missing(inventory, "A", None) == []
 
 
-async def test_gpus_that_the_node_does_not_offer_are_not_its_business() -> None:
-    offered = [replace(FINE, index=index) for index in range(4)]
-    driver = FakeDriver([*offered, replace(LOST, index=4)], [*offered[:3], LOST, replace(LOST, index=4)])
-    async with probing(lambda: driver) as told:
-        assert (await told.get()).gpu == 3
-    assert told.empty()
+def test_there_must_be_as_many_as_the_node_offers() -> None:
+    (found,) = GpuInventory(num_gpus=3).missing(gpus("A", "B"), life="b")
+    assert (found.kind, found.gpu) == ("gpu_lost", 2)
+    assert found.evidence.endswith("is missing: the driver counts 2 GPUs, there must be 3")
 
 
-async def test_a_driver_that_hangs_blocks_nobody_and_costs_one_thread(lines: Lines) -> None:
-    driver = FakeDriver([LOST])
-    driver.go.clear()
-    async with probing(lambda: driver, deadline_s=0.001) as told:
-        while "has not answered" not in await lines.queue.get():
-            pass
-        assert (driver.threads, driver.calls, told.empty()) == (1, 0, True)
-        driver.go.set()
-        assert (await told.get()).kind == "gpu_lost"
-        while "watching" not in await lines.queue.get():
-            pass
+def test_a_new_life_still_misses_a_gpu_that_there_was() -> None:
+    inventory = GpuInventory()
+    assert missing(inventory, "A", "B", "C") == []
+    assert missing(inventory, "A", "C", life="c") == [(2, "")]
 
 
-async def test_a_probe_can_be_stopped_while_its_driver_hangs(lines: Lines) -> None:
-    driver = FakeDriver([LOST])
-    driver.go.clear()
-    async with probing(lambda: driver, deadline_s=0.001) as told:
-        await lines.queue.get()
-    assert driver.threads == 1, "it still hangs"
-    driver.go.set()
-    assert told.empty()
-
-
-async def test_an_exception_costs_one_look(lines: Lines) -> None:
-    driver = FakeDriver(RuntimeError("odd"), RuntimeError("odd"), [LOST])
-    async with probing(lambda: driver) as told:
-        assert (await told.get()).kind == "gpu_lost"
-    assert driver.calls >= 3
-    assert sum("odd" in line for line in lines.all) == 1
-
-
-async def test_errors_that_are_no_evidence_are_logged_when_they_change(lines: Lines) -> None:
-    """PB04: for a while, every call fails, and nothing is wrong with the GPU."""
-    blind = GpuReading(index=3, uuid="GPU-3", error_code=999)
-    driver = FakeDriver([FINE], [blind], [blind], [FINE], [LOST])
-    async with probing(lambda: driver) as told:
-        assert (await told.get()).kind == "gpu_lost"
-    assert [line.split(" ", 1)[0] for line in lines.all[:4]] == ["INFO", "WARNING", "INFO", "WARNING"]
-    assert lines.all[1] == "WARNING watching the health of 1 GPUs: GPU 3 answers with NVML error 999"
-    assert told.empty()
-
-
-async def test_no_driver_is_said_once(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unicron_lib.agent.probe.RETRY_S", 0.001)
-    asked = asyncio.Semaphore(0)
-    loop = asyncio.get_running_loop()
-
-    def absent() -> NvmlAbsent:
-        loop.call_soon_threadsafe(asked.release)
-        return NvmlAbsent(reason="no NVIDIA driver is installed", code=12)
-
-    async with probing(absent) as told:
-        for _ in range(3):
-            await asked.acquire()
-    assert lines.all == ["INFO GPU health is not watched on this node: no NVIDIA driver is installed"]
-    assert told.empty()
-
-
-async def test_a_driver_that_comes_later_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unicron_lib.agent.probe.RETRY_S", 0.001)
-    answers = [NvmlAbsent(reason="not loaded", code=9), FakeDriver([LOST])]
-    async with probing(lambda: answers.pop(0)) as told:
-        assert (await told.get()).kind == "gpu_lost"
-    assert answers == []
+@given(st.permutations(["A", "B", "C", "D"]), st.sets(st.sampled_from("ABCD")))
+def test_each_missing_gpu_is_found_once_whatever_the_order(order: list[str], gone: set[str]) -> None:
+    inventory = GpuInventory(num_gpus=4)
+    assert missing(inventory, *order) == []
+    found = missing(inventory, *(uuid for uuid in order if uuid not in gone))
+    assert sorted(uuid for _, uuid in found) == sorted(gone)

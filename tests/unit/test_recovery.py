@@ -1,9 +1,11 @@
 """The recovery core: who is restarted, what waits, what escalates, what is left alone."""
 
+from dataclasses import replace
+
 import pytest
 from scenes import Scene, running_pair
 
-from unicron_lib.domain.actions import Continue, Respond, Rest, Wait
+from unicron_lib.domain.actions import Continue, Respond, Rest, TripBreaker, Wait
 from unicron_lib.domain.cluster import IncidentStatus, NodeStatus
 from unicron_lib.domain.events import (
     FailureDetected,
@@ -146,6 +148,9 @@ def test_the_breaker_stops_mass_isolation():
     isolated = [n for n in scene.state.nodes.values() if n.status is NodeStatus.QUARANTINED]
     assert len(isolated) == 2
     scene.fail(ErrorKind.ECC_ERROR, "gpt-a", rank=0)
+    tripped = scene.decide()
+    assert isinstance(tripped, TripBreaker)
+    scene.note(tripped)
     respond = scene.decide()
     assert (respond.kind, respond.quarantine) == (PlanKind.RESTART, {})
     assert "breaker" in respond.reason
@@ -200,9 +205,9 @@ def test_a_node_that_came_back_unnoticed_counts_as_lost_first():
 def test_a_lost_node_reported_twice_is_one_incident():
     scene = running_pair()
     scene.lose("node-1")
-    before = scene.state.incidents
+    (before,) = scene.state.open_incidents
     scene.lose("node-1")
-    assert scene.state.incidents == before
+    assert scene.state.open_incidents == (replace(before, count=2),)
 
 
 def test_cancelling_frees_the_gpus():

@@ -4,37 +4,34 @@ Every GPU is read by itself: a lost one never hides the others. A metric that th
 is not the same as 0.
 """
 
-from collections.abc import Callable
+import time
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal
 
 import pynvml
 
-from unicron_lib.detection.gpu import GpuReading
+from unicron_lib.adapters.nvml_metrics import Metric, metrics_of
+from unicron_lib.detection.gpu import DRIVER_ERRORS, GpuReading
 
-THROTTLE_REASONS = MappingProxyType(
+ABSENT = frozenset(
     {
-        pynvml.nvmlClocksEventReasonSwPowerCap: "sw_power_cap",
-        pynvml.nvmlClocksEventReasonHwSlowdown: "hw_slowdown",
-        pynvml.nvmlClocksEventReasonSyncBoost: "sync_boost",
-        pynvml.nvmlClocksEventReasonSwThermalSlowdown: "sw_thermal_slowdown",
-        pynvml.nvmlClocksEventReasonHwThermalSlowdown: "hw_thermal_slowdown",
-        pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "hw_power_brake_slowdown",
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_NO_PERMISSION,  # so a GPU that is split by MIG answers for its memory
     }
 )
-"""Bits of NVML's clock event reasons that slow a busy GPU down; idleness and chosen clocks are left out."""
+"""Codes that mean: this GPU, or this version of the driver, has no such metric for us."""
 
-ABSENT = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
-"""Codes that mean: this GPU, or this version of the driver, has no such metric."""
-
-Metric = Callable[[Any], dict[str, Any]]
-"""One query of a GPU by its handle; it answers a part of a `GpuReading` by its field names."""
+LOST = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_GPU_NOT_FOUND})
+NO_DRIVER = frozenset({pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlAbsent:
-    """There is no NVML here: the false one of `open_nvml`'s answers. `reason` is a sentence, `code` NVML's error."""
+    """NVML tells nothing: the false one of the answers. `reason` is a sentence, `code` NVML's error.
+
+    With `no_driver`, none is installed or loaded, as on a node without GPUs.
+    """
 
     reason: str
     code: int
@@ -42,14 +39,19 @@ class NvmlAbsent:
     def __bool__(self) -> Literal[False]:
         return False
 
+    @property
+    def no_driver(self) -> bool:
+        """There is nobody who could tell; otherwise there is, and something is wrong."""
+        return self.code in NO_DRIVER
+
 
 def open_nvml() -> "Nvml | NvmlAbsent":
     """Load the driver's library; a machine without one, or without a loaded driver, is an answer and no error."""
     try:
         pynvml.nvmlInit()
-        return Nvml(num_gpus=pynvml.nvmlDeviceGetCount())
     except pynvml.NVMLError as error:
         return NvmlAbsent(reason=_why_absent(error.value), code=error.value)
+    return Nvml()
 
 
 def _why_absent(code: int) -> str:
@@ -67,21 +69,39 @@ def _explain(code: int) -> str:
 
 
 class Nvml:
-    """The driver's library, opened. The GPUs are those that the driver had when it was opened."""
+    """The driver's library, opened until the process ends: a driver may hang when it is let go of, too.
 
-    def __init__(self, *, num_gpus: int) -> None:
-        self._gpus = tuple(_Gpu(index=index) for index in range(num_gpus))
+    `driver` is its version, None if it does not tell; `off` are the checks it lacks.
+    """
 
-    def read(self) -> tuple[GpuReading, ...]:
-        """Look at every GPU, in the order of their indices. Never raises for what a GPU answers."""
-        return tuple(gpu.read() for gpu in self._gpus)
+    def __init__(self) -> None:
+        self.driver = _driver_version()
+        self._metrics, self.off = metrics_of(self.driver)
+        self._gpus: dict[int, _Gpu] = {}
 
-    def close(self) -> None:
-        """Let go of the driver; errors of a driver that is already gone do not matter any more."""
+    def read(self) -> tuple[GpuReading, ...] | NvmlAbsent:
+        """Look at every GPU, in the order of their indices. Never raises for what the driver answers.
+
+        That none of them can be read says nothing about them, but that the driver cannot be asked from here.
+        """
         try:
-            pynvml.nvmlShutdown()
-        except pynvml.NVMLError:
-            return
+            num_gpus = pynvml.nvmlDeviceGetCount()
+        except pynvml.NVMLError as error:
+            return NvmlAbsent(reason=f"the driver does not count its GPUs ({_explain(error.value)})", code=error.value)
+        gpus = tuple(self._gpus.setdefault(index, _Gpu(index=index)).read(self._metrics) for index in range(num_gpus))
+        if not gpus:
+            return NvmlAbsent(reason="the driver shows no GPU", code=pynvml.NVML_ERROR_NOT_FOUND)
+        if all(gpu.is_blind for gpu in gpus):
+            code = gpus[0].error_code or pynvml.NVML_ERROR_UNKNOWN
+            return NvmlAbsent(reason=f"none of the {num_gpus} GPUs can be read ({_explain(code)})", code=code)
+        return gpus
+
+
+def _driver_version() -> str | None:
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,27 +111,27 @@ class _Gpu:
     index: int
     identity: dict[str, Any] = field(default_factory=dict)
 
-    def read(self) -> GpuReading:
-        metrics: dict[str, Any] = {}
+    def read(self, metrics: tuple[Metric, ...]) -> GpuReading:
+        told: dict[str, Any] = {"seen_at": time.monotonic()}
         errors: list[int] = []
         try:
             # asked for anew each time: the handle is the first thing that a lost GPU refuses
             handle = pynvml.nvmlDeviceGetHandleByIndex(self.index)
-            for metric in METRICS:
-                metrics |= _ask(metric, handle, errors)
+            for metric in (*IDENTITY, *metrics):
+                told |= _ask(metric, handle, errors)
         except pynvml.NVMLError as error:
-            lost = error.value == pynvml.NVML_ERROR_GPU_IS_LOST
-            return GpuReading(index=self.index, **self.identity, lost=lost, error_code=error.value)
-        self.identity |= {key: metrics.pop(key) for key in ("uuid", "name") if key in metrics}
-        return GpuReading(index=self.index, **self.identity, **metrics, error_code=next(iter(errors), None))
+            code = error.value
+            return GpuReading(index=self.index, seen_at=told["seen_at"], **self.identity, lost=code in LOST, error_code=code)
+        self.identity |= {key: told.pop(key) for key in ("uuid", "name") if key in told}
+        return GpuReading(index=self.index, **self.identity, **told, error_code=next(iter(errors), None))
 
 
 def _ask(metric: Metric, handle: Any, errors: list[int]) -> dict[str, Any]:
-    """What `metric` answers; nothing, and a note in `errors`, if it fails on a GPU that is there."""
+    """What `metric` answers; nothing, and a note in `errors`, if it fails on a GPU that can be used."""
     try:
         return metric(handle)
     except pynvml.NVMLError as error:
-        if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
+        if error.value in LOST or error.value in DRIVER_ERRORS:
             raise
         if error.value not in ABSENT:
             errors.append(error.value)
@@ -126,47 +146,4 @@ def _name(handle: Any) -> dict[str, Any]:
     return {"name": pynvml.nvmlDeviceGetName(handle)}
 
 
-def _temperature(handle: Any) -> dict[str, Any]:
-    return {"temperature_c": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)}
-
-
-def _power(handle: Any) -> dict[str, Any]:
-    return {"power_w": pynvml.nvmlDeviceGetPowerUsage(handle) / 1000}
-
-
-def _utilization(handle: Any) -> dict[str, Any]:
-    return {"utilization_ratio": pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100}
-
-
-def _memory(handle: Any) -> dict[str, Any]:
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    return {"memory_used_bytes": memory.used, "memory_total_bytes": memory.total}
-
-
-def _ecc(handle: Any) -> dict[str, Any]:
-    kind, counter = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-    return {"ecc_uncorrected_volatile": pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, counter)}
-
-
-def _row_remapping(handle: Any) -> dict[str, Any]:
-    _, _, pending, failure = pynvml.nvmlDeviceGetRemappedRows(handle)
-    return {"row_remap_pending": bool(pending), "row_remap_failure": bool(failure)}
-
-
-def _throttling(handle: Any) -> dict[str, Any]:
-    bits = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-    return {"throttle_reasons": tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit)}
-
-
-METRICS: tuple[Metric, ...] = (
-    _uuid,
-    _name,
-    _temperature,
-    _power,
-    _utilization,
-    _memory,
-    _ecc,
-    _row_remapping,
-    _throttling,
-)
-"""All that is asked."""
+IDENTITY: tuple[Metric, ...] = (_uuid, _name)

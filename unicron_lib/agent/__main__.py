@@ -13,8 +13,10 @@ from unicron_lib.agent.access import read_token
 from unicron_lib.agent.daemon import AgentOptions, run_agent
 from unicron_lib.agent.environment import NodeFacts
 from unicron_lib.agent.gpus import gpu_model, num_devices
+from unicron_lib.agent.kernel_log import KERNEL_LOG
 from unicron_lib.agent.rendezvous import RENDEZVOUS_TARGET
 from unicron_lib.agent.supervisor import RANK_TARGET
+from unicron_lib.detection.xid import XidRules
 from unicron_lib.errors import UserError
 
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -46,6 +48,25 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--preload", action="append", metavar="MODULE", help="what the fork server imports ahead")
     parser.add_argument("--rank-target", default=RANK_TARGET, metavar="MODULE:FUNCTION")
     parser.add_argument("--rendezvous-target", default=RENDEZVOUS_TARGET, metavar="MODULE:FUNCTION")
+    parser.add_argument(
+        "--kernel-log",
+        default=str(KERNEL_LOG),
+        metavar="PATH",
+        help="device, FIFO or file with the kernel's messages; `none`: they are not watched (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--xid-repeats",
+        type=int,
+        default=XidRules().repeats,
+        help="a program's fault (Xid 13, 31, ...) is the GPU's when it has it that many times (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--xid-window",
+        type=float,
+        default=XidRules().repeat_window_s,
+        metavar="SECONDS",
+        help="within which it has them (default: %(default)g)",
+    )
     return parser
 
 
@@ -80,7 +101,16 @@ def _agent_options(options: argparse.Namespace) -> AgentOptions:
         rank_target=options.rank_target,
         rendezvous_target=options.rendezvous_target,
         preload=preload,
+        xid_rules=_xid_rules(options),
+        kernel_log=None if options.kernel_log == "none" else Path(options.kernel_log),
     )
+
+
+def _xid_rules(options: argparse.Namespace) -> XidRules:
+    try:
+        return XidRules(repeats=options.xid_repeats, repeat_window_s=options.xid_window)
+    except ValueError as error:
+        raise UserError(f"--xid-repeats or --xid-window: {error}") from None
 
 
 if __name__ == "__main__":

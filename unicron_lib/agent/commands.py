@@ -2,13 +2,11 @@
 
 import asyncio
 import logging
-import os
-import signal
 from collections import defaultdict
-from contextlib import suppress
 from typing import assert_never
 
 from unicron_lib.agent.fencing import Fence
+from unicron_lib.agent.injection import Injection
 from unicron_lib.agent.memo import StepMemo
 from unicron_lib.agent.messages import (
     Command,
@@ -34,9 +32,12 @@ Result = dict[str, Scalar | list[dict[str, Scalar]]]
 class Commands:
     """Answers commands; a step that is asked for again is joined, or answered as before."""
 
-    def __init__(self, *, supervisor: Supervisor, stores: RendezvousStores, fence: Fence | None = None) -> None:
+    def __init__(
+        self, *, supervisor: Supervisor, stores: RendezvousStores, injection: Injection, fence: Fence | None = None
+    ) -> None:
         self._supervisor = supervisor
         self._stores = stores
+        self._injection = injection
         self._fence = fence or Fence()
         self._memo = StepMemo()
         self._running: dict[str, asyncio.Task[Reply]] = {}
@@ -96,7 +97,7 @@ class Commands:
             case StopRanks():
                 return await self._stop(command)
             case InjectFault():
-                return self._inject(command)
+                return {**self._injection.carry_out(command)}
         assert_never(command)
 
     async def _open_rendezvous(self, command: OpenRendezvous) -> Result:
@@ -154,25 +155,6 @@ class Commands:
             self._supervisor.ranks.forget(rank)
         stopped += await self._stores.close(lambda of, number: of == job and number < floor, grace_s=command.grace_s)
         return {"stopped": stopped}
-
-    def _inject(self, command: InjectFault) -> Result:
-        ranks = self._supervisor.ranks.where(lambda r: r.is_alive and (r.job, r.rank) == (command.job, command.rank))
-        if not ranks:
-            raise AgentError(f"rank {command.rank} of job {command.job} does not run on {self._supervisor.facts.node}")
-        rank = ranks[-1]
-        match command.fault:
-            case "crash" | "hang":
-                with suppress(ProcessLookupError):
-                    os.kill(rank.pid, signal.SIGKILL if command.fault == "crash" else signal.SIGSTOP)
-            case "exception":
-                rank.order(RankOrder(order="raise"))
-            case "nan":
-                rank.order(RankOrder(order="nan"))
-            case "slow":
-                rank.order(RankOrder(order="slow", amount=command.amount))
-            case "node-loss" | "partition" | "ecc" | "xid" | "nvlink" | "gpu-lost":
-                raise AgentError(f"{command.fault} is not known here")
-        return {"pid": rank.pid, "generation": rank.generation}
 
     def _find(self, job: str, generation: int, rank: int) -> Rank:
         found = self._supervisor.ranks.find(job, generation, rank)

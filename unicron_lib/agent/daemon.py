@@ -8,7 +8,7 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +17,20 @@ from typing import NoReturn
 from unicron_lib.agent.commands import Commands
 from unicron_lib.agent.environment import NodeFacts
 from unicron_lib.agent.forks import Forks
-from unicron_lib.agent.messages import GpuFault
+from unicron_lib.agent.gpu_sight import GpuSight
+from unicron_lib.agent.injection import Injection
+from unicron_lib.agent.kernel_log import KERNEL_LOG, KernelLog
+from unicron_lib.agent.messages import GpuFault, NodeNotice, RankResumed, RankStalled
+from unicron_lib.agent.oom import OomWatch
+from unicron_lib.agent.orphans import Orphans
 from unicron_lib.agent.outbox import Outbox
+from unicron_lib.agent.pace_watch import PaceWatch, beat_directory
 from unicron_lib.agent.probe import GpuProbe
 from unicron_lib.agent.rank_socket import RankSocket
 from unicron_lib.agent.rendezvous import RENDEZVOUS_TARGET, RendezvousStores
 from unicron_lib.agent.supervisor import RANK_TARGET, Supervisor
 from unicron_lib.agent.uplink import DeclaredLost, Uplink
+from unicron_lib.detection.xid import XidRules
 from unicron_lib.errors import AgentError
 
 log = logging.getLogger(__name__)
@@ -42,6 +49,8 @@ class AgentOptions:
     rank_target: str = RANK_TARGET
     rendezvous_target: str = RENDEZVOUS_TARGET
     preload: Sequence[str] = ("unicron_lib.training.rank",)
+    kernel_log: Path | None = KERNEL_LOG
+    xid_rules: XidRules = field(default_factory=XidRules)
 
 
 class Agent:
@@ -50,24 +59,52 @@ class Agent:
     def __init__(self, options: AgentOptions, directory: Path) -> None:
         facts = options.facts
         socket = directory / "s"
-        self._outbox = Outbox(node=facts.node, boot=uuid.uuid4().hex)
-        self._forks = Forks(preload=options.preload, log_file=facts.run_dir / "logs" / f"forkserver-{facts.node}.log")
+        self._outbox = Outbox(node=facts.node, boot=uuid.uuid4().hex, overflow=directory / "outbox")
+        self._orphans = Orphans(facts)
+        fork_log = facts.run_dir / "logs" / f"forkserver-{facts.node}.log"
+        self._forks = Forks(preload=options.preload, log_file=fork_log, orphans=self._orphans)
+        self._oom = OomWatch()
         self._supervisor = Supervisor(
-            facts=facts, forks=self._forks, outbox=self._outbox, socket=socket, target=options.rank_target
+            facts=facts, forks=self._forks, outbox=self._outbox, oom=self._oom, socket=socket, target=options.rank_target
         )
         self._stores = RendezvousStores(facts=facts, forks=self._forks, directory=directory, target=options.rendezvous_target)
         self._socket = RankSocket(path=socket, ranks=self._supervisor.ranks, tell=self._supervisor.hear)
+        self._kernel = KernelLog(
+            source=options.kernel_log,
+            num_gpus=facts.num_gpus,
+            jobs=self._jobs_here,
+            life=lambda: self._outbox.boot,
+            tell=self._tell,
+            oom=self._oom.name,
+            rules=options.xid_rules,
+        )
+        self._pace = PaceWatch(ranks=self._supervisor.ranks, directory=directory, tell=self._tell)
         self._gpus = GpuProbe(
-            num_gpus=facts.num_gpus, life=lambda: self._outbox.boot, jobs=self._jobs_here, tell=self._tell_gpu_fault
+            num_gpus=facts.num_gpus,
+            has_gpus=facts.has_gpus,
+            life=lambda: self._outbox.boot,
+            jobs=self._jobs_here,
+            tell=self._tell,
+            sight=GpuSight(on_xid=self._kernel.on_xid),
         )
         self._uplink = Uplink(
             url=options.controller,
             token=options.token,
             supervisor=self._supervisor,
             outbox=self._outbox,
-            commands=Commands(supervisor=self._supervisor, stores=self._stores),
+            commands=Commands(supervisor=self._supervisor, stores=self._stores, injection=self._injection()),
         )
         self._uplink.die = self._die
+
+    def _injection(self) -> Injection:
+        facts = self._supervisor.facts
+        return Injection(
+            node=facts.node,
+            num_gpus=facts.num_gpus,
+            ranks=self._supervisor.ranks,
+            gpus=self._gpus,
+            kernel=self._kernel,
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set; raises UserError for a wrong token. No process is left on return."""
@@ -75,15 +112,16 @@ class Agent:
         self._forks.start()
         connected = asyncio.create_task(self._stay_connected())
         stopped = asyncio.create_task(stop.wait())
-        watching = asyncio.create_task(self._watch_gpus())
+        watchers = [asyncio.create_task(self._watch(look)) for look in (self._gpus.run, self._kernel.run, self._pace.run)]
         try:
             await asyncio.wait([connected, stopped], return_when=asyncio.FIRST_COMPLETED)
         finally:
             await self._clear()
-            for task in (connected, stopped, watching):
+            for task in (connected, stopped, *watchers):
                 task.cancel()  # this says goodbye to the controller
-            await asyncio.wait([connected, stopped, watching])
+            await asyncio.wait([connected, stopped, *watchers])
             await self._forks.close()
+            self._orphans.close()
             await self._socket.close()
         if not connected.cancelled():
             connected.result()
@@ -91,7 +129,7 @@ class Agent:
     async def _stay_connected(self) -> None:
         """Join when ranks can be started at once: a job that moves here must not wait for imports."""
         with suppress(AgentError):  # it is logged, and each launch answers with the cause
-            await self._forks.ready()
+            await self._supervisor.ready()
         while True:
             try:
                 await self._uplink.run()
@@ -100,10 +138,10 @@ class Agent:
                 await self._clear()
                 self._outbox.start_over(uuid.uuid4().hex)
 
-    async def _watch_gpus(self) -> None:
+    async def _watch(self, look: Callable[[], Awaitable[None]]) -> None:
         """From the first connection on: an agent that cannot work has nothing else to say than why."""
         await self._uplink.reached.wait()
-        await self._gpus.run()
+        await look()
 
     async def _clear(self) -> None:
         await self._supervisor.stop(self._supervisor.ranks.alive, grace_s=STOP_GRACE_S)
@@ -112,8 +150,8 @@ class Agent:
     def _jobs_here(self) -> tuple[str, ...]:
         return tuple(sorted({rank.job for rank in self._supervisor.ranks.alive}))
 
-    def _tell_gpu_fault(self, fault: GpuFault) -> None:
-        self._outbox.add(fault, at=time.time())
+    def _tell(self, news: GpuFault | NodeNotice | RankStalled | RankResumed) -> None:
+        self._outbox.add(news, at=time.time())
         self._supervisor.on_news(None)
 
     def _die(self) -> NoReturn:
@@ -132,7 +170,8 @@ async def run_agent(options: AgentOptions) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     try:
-        await Agent(options, directory).run(stop)
+        with beat_directory(directory):
+            await Agent(options, directory).run(stop)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from unicron_lib.agent.beats import BEAT_FILE, beat_path
 from unicron_lib.agent.messages import LaunchRanks
 from unicron_lib.domain.jobs import JobSpec
 
@@ -58,6 +59,7 @@ def rank_environment(facts: NodeFacts, command: LaunchRanks, rank: int, socket: 
         "UNICRON_GENERATION": command.generation,
         "UNICRON_RUN_DIR": facts.run_dir,
         "UNICRON_AGENT_SOCKET": socket,
+        BEAT_FILE: beat_path(socket.parent, command.job, command.generation, rank),
         "UNICRON_STORE_URL": command.store_url,
         "UNICRON_JOB_SPEC": _spec.dump_json(command.spec).decode(),
     }

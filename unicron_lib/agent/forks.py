@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unicron_lib.agent.forkserver import kill_group
+from unicron_lib.agent.orphans import Orphans
 from unicron_lib.errors import AgentError
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,9 @@ class Forked:
 class _Server:
     """One life of a fork server."""
 
-    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket, note: Callable[[int], None]) -> None:
+        note(process.pid)
+        self._note = note
         self.process = process
         self.connection = connection
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -77,6 +80,7 @@ class _Server:
             case "spawned":
                 forked = self.forked[str(message["id"])]
                 forked.pid = int(str(message["pid"]))
+                self._note(forked.pid)
                 forked.started.set_result(forked.pid)
             case "refused":
                 self.forked.pop(str(message["id"])).started.set_exception(AgentError(str(message["error"])))
@@ -99,10 +103,12 @@ class _Server:
 class Forks:
     """Starts processes by forking them from a server that has imported `preload` already.
 
-    A server that dies is replaced at once; one whose imports fail is tried again by the next `spawn`.
+    A server that dies is replaced at once; one whose imports fail is tried again by the next `spawn`. `orphans` marks and
+    notes what it starts.
     """
 
-    def __init__(self, *, preload: Sequence[str], log_file: Path) -> None:
+    def __init__(self, *, preload: Sequence[str], log_file: Path, orphans: Orphans) -> None:
+        self.orphans = orphans
         self._preload = tuple(preload)
         self._log_file = log_file
         self._server: _Server | None = None
@@ -167,7 +173,7 @@ class Forks:
         command = [sys.executable, "-m", "unicron_lib.agent.forkserver", "--fd", str(theirs.fileno())]
         command += [word for module in self._preload for word in ("--preload", module)]
         # A pool of BLAS threads, which some modules start when imported, would not survive a fork.
-        env = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | os.environ
+        env = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | os.environ | self.orphans.environment
         with self._log_file.open("ab") as out, theirs:
             process = subprocess.Popen(
                 command,
@@ -178,7 +184,7 @@ class Forks:
                 env=env,
                 start_new_session=True,
             )
-        return _Server(process, ours)
+        return _Server(process, ours, self.orphans.note)
 
 
 async def until_gone(pid: int) -> None:

@@ -26,6 +26,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from unicron_lib.agent.error_file import leave_error
+from unicron_lib.agent.exception_text import message_of, stack_of
+from unicron_lib.agent.lives import life_of
+from unicron_lib.agent.marks import own_descendants
+
 HANDLED = (signal.SIGCHLD, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -120,6 +125,7 @@ class ForkServer:
         try:
             os.setsid()
             die_with_parent(parent)
+            own_descendants(str(life_of(os.getpid())))
             self._let_go()
             environment = request["env"]
             assert isinstance(environment, dict)
@@ -171,7 +177,8 @@ def _run(target: str) -> int:
         if isinstance(code, str):
             print(code, file=sys.stderr)  # noqa: T201  # as the interpreter does
             return 1
-    except BaseException:  # noqa: BLE001  # as the interpreter does
+    except BaseException as error:  # noqa: BLE001  # as the interpreter does
+        leave_error(f"{type(error).__name__}: {message_of(error)}", stack_of(error))
         traceback.print_exc()
         return 1
     return code if isinstance(code, int) else 0

@@ -53,8 +53,8 @@ class NodeUnreachable:
 class RankStalled:
     """A rank has stayed in the same `section` for `silent_s`, longer than `limit_s`; usual is `usual_s` (0: not known).
 
-    `section` is one of those of `Section`; a rank in `collective` waits for others. The job's recovery waits until `act_at`
-    (epoch seconds): it may go on by itself.
+    `section` is one of those of `Section`; a rank in `collective` waits for others. The job's recovery waits for another
+    `wait_s`: it may go on by itself.
     """
 
     job: str
@@ -65,7 +65,7 @@ class RankStalled:
     silent_s: float
     limit_s: float
     usual_s: float
-    act_at: float
+    wait_s: float
     type: Literal["rank_stalled"] = "rank_stalled"
 
 

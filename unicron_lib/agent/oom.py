@@ -1,6 +1,12 @@
-"""Whether a SIGKILL came from the kernel's out-of-memory killer, as far as control groups tell."""
+"""Whether a SIGKILL came from the kernel's out-of-memory killer, as far as control groups and the kernel's log tell."""
 
+import time
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
+
+NAMED_FOR_S = 60.0
+"""How long a process id stands for the process that the kernel named: ids are used again."""
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:
@@ -34,14 +40,29 @@ def _counters(root: Path) -> list[Path]:
 
 
 class OomWatch:
-    """Tells at each SIGKILL whether the kernel has killed for memory since the last question."""
+    """Tells at each SIGKILL whether the kernel did it for memory: it has named the process, or its count has grown.
 
-    def __init__(self, root: Path = Path("/")) -> None:
+    A count that has grown by n explains the next n SIGKILLs.
+    """
+
+    def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
         self._root = root
+        self._clock = clock
         self._seen = oom_kills(root)
+        self._unexplained = 0
+        self._named: deque[tuple[int, float]] = deque(maxlen=256)
 
-    def struck(self) -> bool:
-        """Whether the count has grown; False where it cannot be read."""
+    def name(self, pid: int) -> None:
+        """The kernel's log says that it has killed `pid` for memory."""
+        self._named.append((pid, self._clock()))
+
+    def struck(self, pid: int | None = None) -> bool:
+        """Whether the process that was killed just now, `pid`, was killed for memory; False where nothing can be read."""
         now, before = oom_kills(self._root), self._seen
         self._seen = now
-        return now is not None and now > (before or 0)
+        if now is not None:
+            self._unexplained += max(0, now - (before or 0))
+        named = any(who == pid and self._clock() - at <= NAMED_FOR_S for who, at in self._named)
+        counted = self._unexplained > 0
+        self._unexplained -= counted
+        return named or counted

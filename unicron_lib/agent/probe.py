@@ -1,126 +1,128 @@
-"""Looks at the node's GPUs every few seconds, as long as there is a driver to ask, and tells what breaks."""
+"""Looks at the node's GPUs every few seconds and tells what breaks and what a person should know."""
 
 import asyncio
 import logging
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
-from unicron_lib.adapters.nvml import NvmlAbsent, open_nvml
-from unicron_lib.agent.messages import GpuFault
-from unicron_lib.detection.gpu import GpuReading, GpuWatch
+from unicron_lib.agent.gpu_injection import GpuInjections, Injected
+from unicron_lib.agent.gpu_sight import Blindness
+from unicron_lib.agent.messages import GpuFault, NodeNotice
+from unicron_lib.detection.gpu import GpuFinding, GpuReading
+from unicron_lib.detection.gpu_notices import NoticeBoard, Sign, signs
+from unicron_lib.detection.gpu_watch import GpuInventory, GpuWatch
+from unicron_lib.errors import AgentError
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 LOOK_S = 5.0
-DEADLINE_S = 10.0
-RETRY_S = 60.0
-"""Until a driver that was not there is asked for again: it may be installed or loaded after the agent has started."""
+WHO = "the GPU probe"
 
 
-class GpuDriver(Protocol):
-    """What is asked: each GPU in the order of the indices, a lost one included."""
+class Sight(Protocol):
+    """What looks at the GPUs; see `GpuSight`."""
 
-    def read(self) -> Sequence[GpuReading]:
-        """Look at every GPU; may block for ever."""
+    async def look(self) -> tuple[GpuReading, ...] | Blindness:
+        """Every GPU, in the order of their indices, or why nothing is known."""
+
+    async def close(self) -> None:
+        """Let go of the driver."""
 
 
 class GpuProbe:
     """Watches the first `num_gpus` GPUs; `life` and `jobs` are asked when something is found, `tell` gets it.
 
-    The driver is asked in one thread at a time, which nobody waits for at the end: calls of a hanging driver never return.
+    With `has_gpus` there must be that many. Nothing is concluded from what cannot be seen.
     """
 
     def __init__(
         self,
         *,
         num_gpus: int,
+        has_gpus: bool,
         life: Callable[[], str],
         jobs: Callable[[], tuple[str, ...]],
-        tell: Callable[[GpuFault], None],
-        open_driver: Callable[[], GpuDriver | NvmlAbsent] = open_nvml,
+        tell: Callable[[GpuFault | NodeNotice], None],
+        sight: Sight,
         look_s: float = LOOK_S,
-        deadline_s: float = DEADLINE_S,
     ) -> None:
         self._num_gpus = num_gpus
         self._life = life
         self._jobs = jobs
         self._tell = tell
-        self._open_driver = open_driver
+        self._sight = sight
         self._look_s = look_s
-        self._deadline_s = deadline_s
-        self._driver: GpuDriver | NvmlAbsent | None = None
+        self._needs_driver = has_gpus
+        self._inventory = GpuInventory(num_gpus=num_gpus if has_gpus else 0)
         self._watch = GpuWatch()
+        self._board = NoticeBoard()
+        self._injections = GpuInjections()
         self._noted = ""
+
+    def inject(self, kind: Injected, gpu: int) -> None:
+        """Have GPU `gpu` show a fault from the next look on; raises AgentError if the node has no such GPU."""
+        if not 0 <= gpu < self._num_gpus:
+            raise AgentError(f"there is no GPU {gpu} on this node, it offers {self._num_gpus}: count from 0")
+        self._injections.add(kind, gpu)
 
     async def run(self) -> None:
         """Look until cancelled; nothing that a driver does ends it."""
-        while True:
-            try:
-                pause_s = await self._look()
-            except Exception as error:  # noqa: BLE001 - an agent must outlive its probes
-                self._note(logging.WARNING, f"a look at the GPUs failed ({error!r}): another one follows", error)
-                pause_s = self._look_s
-            await asyncio.sleep(pause_s)
+        try:
+            while True:
+                try:
+                    self._take(await self._sight.look())
+                except Exception as error:  # noqa: BLE001 - an agent must outlive its probes
+                    self._note(logging.WARNING, f"a look at the GPUs failed ({error!r}): another one follows", error)
+                await asyncio.sleep(self._look_s)
+        finally:
+            await self._sight.close()
 
-    async def _look(self) -> float:
-        """Look once; seconds until the next look."""
-        if not self._driver:
-            self._driver = await self._patiently(self._open_driver)
-        if isinstance(self._driver, NvmlAbsent):
-            self._note(logging.INFO, f"GPU health is not watched on this node: {self._driver.reason}")
-            return RETRY_S
-        readings = (await self._patiently(self._driver.read))[: self._num_gpus]
-        for news in self._watch.news(readings, life=self._life()):
-            log.warning("%s", news.evidence)
-            fault = GpuFault(kind=news.kind, gpu=news.gpu, uuid=news.uuid, evidence=news.evidence, jobs=self._jobs())
-            self._tell(fault)
-        errors = ", ".join(f"GPU {gpu.index} answers with NVML error {gpu.error_code}" for gpu in readings if gpu.error_code)
-        told = f"watching the health of {len(readings)} GPUs"
-        self._note(logging.WARNING if errors else logging.INFO, f"{told}: {errors}" if errors else told)
-        return self._look_s
+    def _take(self, view: tuple[GpuReading, ...] | Blindness) -> None:
+        """Conclude what can be concluded from one look."""
+        life = self._life()
+        missing: tuple[GpuFinding, ...] = ()
+        readings: tuple[GpuReading, ...] = ()
+        if not isinstance(view, Blindness):
+            readings = view[: self._num_gpus]
+            missing = self._inventory.missing(readings, life=life)
+        for seen in self._injections.looks(readings):
+            for found in self._watch.news(seen, life=life, missing=missing):
+                self._tell_fault(found)
+        for notice in self._board.news((*self._signs_of(view), *signs(readings)), life=life):
+            log.log(logging.WARNING if notice.active else logging.INFO, "%s: %s", notice.code, notice.text)
+            self._tell(NodeNotice(code=notice.code, text=notice.text, active=notice.active))
+        self._note_errors(view, readings)
 
-    async def _patiently(self, call: Callable[[], T]) -> T:
-        """The answer of the driver, however long it takes: a second thread would hang as well."""
-        answer = _in_thread(call)
-        await asyncio.wait([answer], timeout=self._deadline_s)
-        if not answer.done():
-            self._note(
-                logging.WARNING,
-                f"the NVIDIA driver has not answered for {self._deadline_s:g} s: GPU health is not known until it does; "
-                "the kernel's log may tell why, a restart of the node cures it",
-            )
-        return await answer
+    def _tell_fault(self, found: GpuFinding) -> None:
+        log.warning("%s", found.evidence)
+        self._tell(GpuFault(kind=found.kind, gpu=found.gpu, uuid=found.uuid, evidence=found.evidence, jobs=self._jobs()))
+
+    def _signs_of(self, view: tuple[GpuReading, ...] | Blindness) -> Iterator[Sign]:
+        """How the probe itself fares. A node that has never had a driver does not miss one."""
+        match view:
+            case Blindness(why="hung", reason=reason):
+                yield Sign(code="gpu_probe_hung", who=WHO, what="hangs", detail=reason)
+            case Blindness(why="no_driver") if not self._needs_driver:
+                return
+            case Blindness(reason=reason):
+                yield Sign(code="gpu_blind", who=WHO, what="cannot see", detail=reason)
+            case _:
+                self._needs_driver = True
+                yield Sign(code="gpu_probe_hung", who=WHO)
+                yield Sign(code="gpu_blind", who=WHO)
+
+    def _note_errors(self, view: tuple[GpuReading, ...] | Blindness, readings: tuple[GpuReading, ...]) -> None:
+        if isinstance(view, Blindness):
+            if view.why == "no_driver":
+                self._note(logging.INFO, f"GPU health is not watched on this node: {view.reason}")
+            return
+        failing = ", ".join(f"GPU {gpu.index} answers with NVML error {gpu.error_code}" for gpu in readings if gpu.error_code)
+        if failing:
+            self._note(logging.WARNING, failing)
+        elif self._noted:
+            self._note(logging.INFO, "every GPU answers")
 
     def _note(self, level: int, text: str, error: Exception | None = None) -> None:
         """Log how the probe fares, whenever that changes."""
         if text != self._noted:
             self._noted = text
             log.log(level, "%s", text, exc_info=error)
-
-
-def _in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
-    """The answer of `call` from a thread that keeps no process alive, unlike those of an executor."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: Exception | None) -> None:
-        if answer.done():
-            return  # nobody waits any more
-        if error is None:
-            answer.set_result(result)  # type: ignore[arg-type]  # a result of T may be None itself
-        else:
-            answer.set_exception(error)
-
-    def work() -> None:
-        result, failed = None, None
-        try:
-            result = call()
-        except Exception as error:  # noqa: BLE001 - it is raised where the answer is awaited
-            failed = error
-        with suppress(RuntimeError):  # the loop is closed: the agent has ended meanwhile
-            loop.call_soon_threadsafe(settle, result, failed)
-
-    threading.Thread(target=work, name="gpu-probe", daemon=True).start()
-    return answer

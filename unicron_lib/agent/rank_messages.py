@@ -29,7 +29,8 @@ class RankHello:
 class Progress:
     """An iteration is done. `flops` is the achieved FLOP/s of the whole job over it.
 
-    `compute_s` is the part of `iteration_s` before this rank entered the gradients' all-reduce; 0 if it was not measured.
+    `compute_s` is what this rank needs before it enters the gradients' all-reduce, if all ranks had equally many
+    micro-batches; 0 if it was not measured. `iteration_s` is without checkpoints.
     """
 
     job: str
@@ -49,7 +50,8 @@ class Progress:
 class RankFailed:
     """An exception in a rank, told before anything else dies; `parked` ranks keep their state and wait.
 
-    `iteration` is the last one that is complete in this rank's parameters.
+    `iteration` is the last one that is complete in this rank's parameters. `cause` is the earliest exception that this one
+    was raised from, as "Type: message", `context` the earliest that was being handled; empty if there is none.
     """
 
     job: str
@@ -60,6 +62,8 @@ class RankFailed:
     message: str
     traceback: str
     parked: bool
+    cause: str = ""
+    context: str = ""
     type: Literal["rank_failed"] = "rank_failed"
 
 

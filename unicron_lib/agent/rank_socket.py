@@ -2,17 +2,24 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from unicron_lib.agent.rank_messages import FromRank, RankHello, from_rank
+from unicron_lib.agent.lines import next_line
+from unicron_lib.agent.rank_messages import FromRank, RankFailed, RankHello, from_rank
 from unicron_lib.agent.ranks import Rank, Ranks
 
 log = logging.getLogger(__name__)
-LINE_LIMIT_BYTES = 8 << 20
+LINE_LIMIT_BYTES = 1 << 20
+"""Twice as much may be in memory of each rank."""
+TURN = 64
+"""Lines of one rank after which the others have their turn."""
+_ERROR_TYPE = re.compile(r'"error_type"\s*:\s*"([^"\\]{1,200})",?\s*("message"\s*:\s*")?')
 
 
 class RankSocket:
@@ -36,10 +43,11 @@ class RankSocket:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rank: Rank | None = None
         try:
-            rank = self._greet(await reader.readline(), writer)
-            while rank and (line := await reader.readline()):
-                self._pass_on(rank, line)
-        except (ConnectionError, ValueError) as error:  # ValueError: a line beyond the limit
+            first, _ = await next_line(reader)
+            rank = self._greet(first, writer)
+            if rank:
+                await self._listen(rank, reader)
+        except ConnectionError as error:
             log.warning("the connection of %s ended: %s", rank.key if rank else "an unknown process", error)
         finally:
             if rank:
@@ -47,6 +55,19 @@ class RankSocket:
             writer.close()
             with suppress(ConnectionError):
                 await writer.wait_closed()
+
+    async def _listen(self, rank: Rank, reader: asyncio.StreamReader) -> None:
+        """Pass on what the rank says until it is gone; of a line that is too long at least which error it tells."""
+        for number in count(1):
+            line, is_whole = await next_line(reader)
+            if not line:
+                return
+            if is_whole:
+                self._pass_on(rank, line)
+            else:
+                self._pass_on_head(rank, line)
+            if number % TURN == 0:
+                await asyncio.sleep(0)
 
     def _greet(self, line: bytes, writer: asyncio.StreamWriter) -> Rank | None:
         try:
@@ -57,8 +78,8 @@ class RankSocket:
             log.warning("a process on the rank socket did not say who it is: %.200r", line)
             return None
         rank = self._ranks.find(hello.job, hello.generation, hello.rank)
-        if rank is None or rank.judged:
-            log.warning("refused %s: it is not a rank of this agent", hello)
+        if rank is None or rank.judged or rank.connected.is_set():
+            log.warning("refused %s: it is not a rank of this agent, or it is here already", hello)
             return None
         rank.connect(writer)
         return rank
@@ -73,3 +94,21 @@ class RankSocket:
             log.warning("rank %s spoke in the name of another one: %.200r", rank.key, line)
             return
         self._tell(rank, message)
+
+    def _pass_on_head(self, rank: Rank, head: bytes) -> None:
+        log.warning("rank %s said a line of more than %d bytes", rank.key, LINE_LIMIT_BYTES)
+        text = head.decode(errors="replace")
+        error = _ERROR_TYPE.search(text)
+        if error:
+            job, generation, number = rank.key
+            failed = RankFailed(
+                job=job,
+                generation=generation,
+                rank=number,
+                iteration=rank.iteration,
+                error_type=error[1],
+                message=text[error.end() :],
+                traceback="",
+                parked=False,
+            )
+            self._tell(rank, failed)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,13 +11,15 @@ from enum import StrEnum
 from unicron_lib.agent.forks import Forked
 from unicron_lib.agent.messages import RankInfo
 from unicron_lib.agent.rank_messages import Progress, RankOrder, rank_order
+from unicron_lib.agent.repeats import Repeats
+from unicron_lib.detection.sections import Limits
 
 log = logging.getLogger(__name__)
 RankKey = tuple[str, int, int]
-CONNECT_GRACE_S = 0.1
+CONNECT_GRACE_S = 0.05
 """For a rank that failed so soon that its connection has not been accepted yet."""
 READ_GRACE_S = 2.0
-"""For a connection that something else than the dead rank keeps open."""
+"""For reading what a dead rank has left in its connection."""
 
 
 class Phase(StrEnum):
@@ -40,6 +43,7 @@ class Rank:
     generation: int
     rank: int
     gpu: int
+    limits: Limits = field(default_factory=Limits)
     phase: Phase = Phase.RUNNING
     iteration: int = -1
     manifest: str | None = None
@@ -49,6 +53,7 @@ class Rank:
     writer: asyncio.StreamWriter | None = None
     orders: list[RankOrder] = field(default_factory=list)
     judged: bool = False
+    repeats: Repeats = field(default_factory=Repeats)
     connected: asyncio.Event = field(default_factory=asyncio.Event)
     silent: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -73,6 +78,7 @@ class Rank:
             async with asyncio.timeout(CONNECT_GRACE_S):
                 await self.connected.wait()
         if self.connected.is_set():
+            self._hear_no_more()
             with suppress(TimeoutError):
                 async with asyncio.timeout(READ_GRACE_S):
                     await self.silent.wait()
@@ -97,6 +103,12 @@ class Rank:
         """The connection has ended and everything in it was read."""
         self.writer = None
         self.silent.set()
+
+    def _hear_no_more(self) -> None:
+        """End the connection behind what is in it already: a child that the rank has left may hold its other end open."""
+        if self.writer is not None:
+            with suppress(OSError):
+                self.writer.get_extra_info("socket").shutdown(socket.SHUT_RD)
 
     def _send_orders(self) -> None:
         if self.writer is None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from unicron_lib.agent.bell import Bell
 from unicron_lib.agent.environment import NodeFacts, error_file, log_file, rank_environment
+from unicron_lib.agent.error_file import read_error_file
+from unicron_lib.agent.excerpt import SHORT_LIMIT, excerpt
 from unicron_lib.agent.forks import Forked, Forks
 from unicron_lib.agent.forkserver import kill_group
 from unicron_lib.agent.messages import Body, LaunchRanks, RankExited
@@ -20,11 +22,15 @@ from unicron_lib.agent.oom import OomWatch
 from unicron_lib.agent.outbox import Outbox
 from unicron_lib.agent.rank_messages import FromRank, Progress, RankDrained, RankFailed, RankFinished, RankHello, RankOrder
 from unicron_lib.agent.ranks import Phase, Rank, Ranks
+from unicron_lib.detection.sections import Limits
+from unicron_lib.errors import AgentError
 
 log = logging.getLogger(__name__)
 RANK_TARGET = "unicron_lib.training.rank:main"
-TEXT_LIMIT = 32 << 10
-"""Characters of a message or traceback that are passed on; the rank's log has all of it."""
+MAY_BE_OUT_OF_MEMORY = {-signal.SIGKILL, 128 + signal.SIGKILL}
+"""Exit codes of a rank that the kernel may have killed for memory, also below a shell."""
+PLAIN = {0, 1}
+"""Exit codes that tell nothing beyond what the rank has told itself."""
 
 
 class Supervisor:
@@ -34,7 +40,9 @@ class Supervisor:
     rank's progress, or None for an observation in the outbox or a rank that came or went.
     """
 
-    def __init__(self, *, facts: NodeFacts, forks: Forks, outbox: Outbox, socket: Path, target: str = RANK_TARGET) -> None:
+    def __init__(
+        self, *, facts: NodeFacts, forks: Forks, outbox: Outbox, oom: OomWatch, socket: Path, target: str = RANK_TARGET
+    ) -> None:
         self.facts = facts
         self.ranks = Ranks()
         self.bell = Bell()
@@ -43,11 +51,16 @@ class Supervisor:
         self._outbox = outbox
         self._socket = socket
         self._target = target
-        self._oom = OomWatch()
+        self._oom = oom
+        self._num_ended, self._num_cleared = 1, 0  # the first that has ended is the agent's former life
         self._endings: set[asyncio.Task[None]] = set()
 
     async def ready(self) -> None:
-        """Wait until ranks can be started at once; raises AgentError with the cause if they cannot."""
+        """Wait until ranks can be started at once; raises AgentError with the cause if they cannot.
+
+        Nothing that an earlier rank or an earlier life of the agent has left behind is there any more.
+        """
+        await self._clear_orphans()
         await self._forks.ready()
 
     async def launch(self, command: LaunchRanks, rank: int, gpu: int) -> Rank:
@@ -55,10 +68,12 @@ class Supervisor:
         known = self.ranks.find(command.job, command.generation, rank)
         if known:
             return known
-        new = Rank(job=command.job, generation=command.generation, rank=rank, gpu=gpu)
+        limits = Limits.of(command.spec)
+        new = Rank(job=command.job, generation=command.generation, rank=rank, gpu=gpu, limits=limits)
         self.ranks.add(new)
         where = (self.facts, new.job, new.generation)
         error_file(*where, rank).parent.mkdir(parents=True, exist_ok=True)
+        error_file(*where, rank).unlink(missing_ok=True)
         try:
             new.process = await self._forks.spawn(
                 target=self._target,
@@ -84,8 +99,10 @@ class Supervisor:
             case RankFailed():
                 rank.phase = Phase.PARKED if message.parked else Phase.FAILED
                 rank.iteration = message.iteration
-                shortened = replace(message, message=shorten(message.message), traceback=shorten(message.traceback))
-                self._observe(rank, shortened)
+                news = rank.repeats.news(bounded(message))
+                if news is None:
+                    return
+                self._observe(rank, news)
             case RankDrained():
                 rank.phase = rank.phase if rank.phase is Phase.PARKED else Phase.DRAINED
                 rank.iteration, rank.manifest = message.iteration, message.manifest
@@ -102,6 +119,8 @@ class Supervisor:
             if rank.phase is Phase.PARKED:
                 rank.order(RankOrder(order="quit"))
         await end_processes([rank.process for rank in living if rank.process], grace_s=grace_s)
+        with suppress(AgentError):  # that they end is insisted on when ranks are started
+            await self._clear_orphans()
         return len(living)
 
     def kill_all(self) -> None:
@@ -110,17 +129,25 @@ class Supervisor:
             if rank.pid:
                 kill_group(rank.pid)
 
+    async def _clear_orphans(self) -> None:
+        """End what the ranks that have ended since the last time have left behind: it holds memory, and ports."""
+        num_ended = self._num_ended
+        if num_ended != self._num_cleared:
+            await self._forks.orphans.clear()
+            self._num_cleared = num_ended
+
     def _exited(self, rank: Rank, code: int) -> None:
+        self._num_ended += 1
         ending = asyncio.create_task(self._judge_exit(rank, code))
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
 
     async def _judge_exit(self, rank: Rank, code: int) -> None:
-        out_of_memory = code == -signal.SIGKILL and self._oom.struck()
         await rank.last_words()
+        out_of_memory = code in MAY_BE_OUT_OF_MEMORY and self._oom.struck(rank.pid)
         rank.judged = True
         log.info("rank %s ended with code %d in phase %s", rank.key, code, rank.phase)
-        told = rank.phase in {Phase.DRAINED, Phase.FINISHED} or (rank.phase is Phase.FAILED and code >= 0)
+        told = rank.phase in {Phase.DRAINED, Phase.FINISHED} or (rank.phase is Phase.FAILED and code in PLAIN)
         if not told:
             job, generation, number = rank.key
             exited = RankExited(
@@ -131,6 +158,7 @@ class Supervisor:
                 exit_code=code,
                 iteration=rank.iteration,
                 out_of_memory=out_of_memory,
+                error=read_error_file(error_file(self.facts, *rank.key)),
             )
             self._observe(rank, exited)
         self.on_news(None)
@@ -141,6 +169,18 @@ class Supervisor:
             return  # what a rank says or does when it is being stopped is no news
         self._outbox.add(body, at=time.time())
         self.on_news(None)
+
+
+def bounded(failed: RankFailed) -> RankFailed:
+    """As the rank said it, with texts of a length that can be kept and sent."""
+    return replace(
+        failed,
+        error_type=excerpt(failed.error_type, SHORT_LIMIT),
+        message=excerpt(failed.message),
+        traceback=excerpt(failed.traceback),
+        cause=excerpt(failed.cause, SHORT_LIMIT),
+        context=excerpt(failed.context, SHORT_LIMIT),
+    )
 
 
 async def end_processes(processes: list[Forked], *, grace_s: float) -> None:
@@ -158,11 +198,3 @@ async def end_processes(processes: list[Forked], *, grace_s: float) -> None:
         if process.exit_code is None:
             kill_group(process.pid)
     await asyncio.wait(everybody)
-
-
-def shorten(text: str) -> str:
-    """Head and tail of a long text."""
-    if len(text) <= TEXT_LIMIT:
-        return text
-    half = TEXT_LIMIT // 2
-    return f"{text[:half]}\n [... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"

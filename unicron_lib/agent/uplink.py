@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from pydantic import ValidationError
@@ -27,13 +28,16 @@ from unicron_lib.agent.messages import (
 from unicron_lib.agent.outbox import Outbox
 from unicron_lib.agent.rank_messages import Progress
 from unicron_lib.agent.supervisor import Supervisor
+from unicron_lib.agent.window import Window
 from unicron_lib.errors import UserError
 
 log = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 BACK_OFF_S = (0.1, 1.0)
 OPEN_TIMEOUT_S = 5.0
-GOING_AWAY, BAD_TOKEN, NAME_TAKEN, DECLARED_LOST = 1001, 4401, 4009, 4010
+DEAF_S = 10.0
+"""A controller that has not even echoed a ping for so long is gone, whatever the connection says."""
+GOING_AWAY, TOO_MUCH, BAD_TOKEN, NAME_TAKEN, DECLARED_LOST = 1001, 1008, 4401, 4009, 4010
 """Close codes: the agent's goodbye, and the controller's refusals."""
 
 
@@ -52,6 +56,9 @@ class Uplink:
         self._commands = commands
         self._progress: dict[tuple[str, int], Progress] = {}
         self._news = asyncio.Event()
+        self._dark_until = -math.inf
+        self._link: ClientConnection | None = None
+        self._told = ""
         self.reached = asyncio.Event()
         self._answering: set[asyncio.Task[None]] = set()
         self.die: Callable[[], None] = supervisor.kill_all
@@ -61,6 +68,7 @@ class Uplink:
         """Stay connected until cancelled; raises UserError for a wrong token or URL, DeclaredLost."""
         back_off_s = BACK_OFF_S[0]
         while True:
+            await self._light()
             started = time.monotonic()
             try:
                 await self._connect_once()
@@ -71,14 +79,29 @@ class Uplink:
             back_off_s = BACK_OFF_S[0] if time.monotonic() - started > HEARTBEAT_S else min(2 * back_off_s, BACK_OFF_S[1])
             await asyncio.sleep(back_off_s * random.uniform(0.5, 1.0))  # noqa: S311  # spreads a fleet, guards nothing
 
+    def black_out(self, seconds: float) -> None:
+        """Neither read nor write, nor dial, for so long, with the connection left open: what a partition looks like."""
+        self._dark_until = time.monotonic() + seconds
+        if self._link:
+            self._link.transport.pause_reading()
+            asyncio.get_running_loop().call_later(seconds, self._link.transport.resume_reading)
+
+    async def _light(self) -> None:
+        """Wait until a black-out is over."""
+        if (left_s := self._dark_until - time.monotonic()) > 0:
+            await asyncio.sleep(left_s)
+
     def _explain(self, error: Exception) -> None:
-        code = error.rcvd.code if isinstance(error, ConnectionClosed) and error.rcvd else None
-        reason = error.rcvd.reason if isinstance(error, ConnectionClosed) and error.rcvd else str(error)
-        if code == BAD_TOKEN or (isinstance(error, InvalidStatus) and error.response.status_code in {401, 403}):
+        close = error.rcvd if isinstance(error, ConnectionClosed) else None
+        if close and close.code == DECLARED_LOST:
+            raise DeclaredLost(close.reason) from None
+        refused = isinstance(error, InvalidStatus) and error.response.status_code in {401, 403}
+        if refused or (close and close.code == BAD_TOKEN):
             raise UserError(f"the controller at {self._url} refused the token: use the token file of the controller") from None
-        if code == DECLARED_LOST:
-            raise DeclaredLost(reason) from None
-        log.warning("no connection to the controller at %s: %s; dialling again", self._url, reason or error)
+        told = _cause(error)
+        if told != self._told:
+            log.warning("no connection to the controller at %s: %s; dialling until there is one", self._url, told)
+        self._told = told
 
     async def _connect_once(self) -> None:
         headers = {"Authorization": f"Bearer {self._token}"}
@@ -97,27 +120,42 @@ class Uplink:
                 gpu_model=facts.gpu_model,
                 ranks=ranks,
             )
-            await _send(link, hello)
+            await self._send(link, hello)
             log.info("connected to the controller at %s", self._url)
+            self._told, self._link = "", link
             self.reached.set()
             await self._converse(link)
 
     async def _converse(self, link: ClientConnection) -> None:
-        """Talk until the connection ends, which raises ConnectionClosed, or until cancelled."""
-        talks = [asyncio.create_task(talk(link)) for talk in (self._beat, self._push, self._listen)]
+        """Talk until the connection ends, which raises ConnectionClosed or TimeoutError, or until cancelled."""
+        window = Window(self._outbox)
+        talks = [self._beat(link), self._check(link), self._push(link, window), self._listen(link, window)]
+        tasks = [asyncio.create_task(talk) for talk in talks]
         try:
-            ended, _ = await asyncio.wait(talks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for talk in talks:
-                talk.cancel()
-            await asyncio.gather(*talks, return_exceptions=True)
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await _end(tasks)
             await link.close(GOING_AWAY, "the agent stops")
-        for talk in ended:
-            talk.result()
+            raise
+        await _end(tasks)
+        for task in ended:
+            task.result()
 
     async def _beat(self, link: ClientConnection) -> None:
         while True:
-            await _send(link, self._heartbeat())
+            await self._send(link, self._heartbeat())
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _check(self, link: ClientConnection) -> None:
+        """Raise TimeoutError when the controller is gone although nobody has closed the connection."""
+        while True:
+            await self._light()
+            try:
+                async with asyncio.timeout(DEAF_S):
+                    await (await link.ping())
+            except TimeoutError:
+                if self._dark_until < time.monotonic() - DEAF_S:
+                    raise TimeoutError(f"it has not answered for {DEAF_S:.0f} s") from None
             await asyncio.sleep(HEARTBEAT_S)
 
     def _heartbeat(self) -> Heartbeat:
@@ -125,33 +163,33 @@ class Uplink:
         progress = tuple(rank.progress for rank in alive if rank.progress)
         return Heartbeat(at=time.time(), progress=progress, ranks=tuple(rank.info for rank in alive))
 
-    async def _push(self, link: ClientConnection) -> None:
+    async def _push(self, link: ClientConnection, window: Window) -> None:
         """Send at once which ranks there are, their newest progress, and observations: on a new connection all."""
-        next_seq = 0
         ranks: tuple[RankInfo, ...] = ()
         while True:
             self._news.clear()
             heartbeat = self._heartbeat()
             if heartbeat.ranks != ranks:
                 ranks = heartbeat.ranks
-                await _send(link, heartbeat)
+                await self._send(link, heartbeat)
             progress, self._progress = self._progress, {}
             for latest in progress.values():
-                await _send(link, latest)
-            for observation in self._outbox.pending_from(next_seq):
-                await _send(link, observation)
-                next_seq = observation.seq + 1
+                await self._send(link, latest)
+            for observation in window.take():
+                await self._send(link, observation)
             await self._news.wait()
 
-    async def _listen(self, link: ClientConnection) -> None:
+    async def _listen(self, link: ClientConnection, window: Window) -> None:
         async for frame in link:
+            await self._light()
             try:
                 message = from_controller.validate_json(frame)
             except ValidationError as error:
                 log.warning("the controller said something unknown: %s", error)
                 continue
             if isinstance(message, Ack):
-                self._outbox.acknowledge(message.seqs)
+                window.acknowledge(message.seqs)
+                self._news.set()
             else:
                 self._start_answer(link, message)
         raise link.protocol.close_exc
@@ -162,18 +200,39 @@ class Uplink:
         answering.add_done_callback(self._answering.discard)
 
     async def _answer(self, link: ClientConnection, command: Command) -> None:
-        doomed = isinstance(command, InjectFault) and command.fault == "node-loss"
-        reply = Reply(step=command.step, ok=True) if doomed else await self._commands.answer(command)
+        fault = command.fault if isinstance(command, InjectFault) else None
+        reply = Reply(step=command.step, ok=True) if fault == "node-loss" else await self._commands.answer(command)
         with suppress(ConnectionClosed):  # it will be asked for again, and is remembered
-            await _send(link, reply)
-        if doomed:
+            await self._send(link, reply)
+        if fault == "node-loss":
             self.die()
+        if isinstance(command, InjectFault) and fault == "partition":
+            self.black_out(command.amount)
 
     def _note(self, progress: Progress | None) -> None:
         if progress:
             self._progress[progress.job, progress.rank] = progress
         self._news.set()
 
+    async def _send(self, link: ClientConnection, message: FromAgent) -> None:
+        await self._light()
+        await link.send(from_agent.dump_json(message).decode())
 
-async def _send(link: ClientConnection, message: FromAgent) -> None:
-    await link.send(from_agent.dump_json(message).decode())
+
+async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _cause(error: Exception) -> str:
+    """Why there is no connection, in words that tell one cause from another."""
+    match error:
+        case ConnectionClosed():
+            close = error.rcvd
+            return f"it was closed with {close.code} {close.reason}".rstrip() if close else "it ended without a goodbye"
+        case ConnectionRefusedError():
+            return "it is refused, nothing listens there"
+        case TimeoutError():
+            return str(error) or f"no answer within {OPEN_TIMEOUT_S:.0f} s"
+    return str(error) or type(error).__name__

@@ -26,11 +26,11 @@ def status(
     if as_json:
         state = read_state(target)
         rows = {"nodes": node_rows(state), "jobs": job_rows(state, _live(target)), "incidents": incident_rows(state)}
-        print_json({**rows, "ui_url": target.ui_url, "journal_seq": state.seq})
+        print_json({**rows, "ui_url": target.ui_url, "journal_seq": state.seq, "breaker_since": state.breaker_since})
     elif watch:
         _watch(target)
     else:
-        print_tables(*_tables(target))
+        print_tables(*_screen(target))
 
 
 def jobs(as_json: AsJson = False) -> None:
@@ -106,6 +106,7 @@ def node_rows(state: "ClusterState") -> list[dict[str, Any]]:
             "address": node.address,
             "jobs": ", ".join(sorted(held.get(name, []))),
             "reason": node.reason,
+            "notes": "; ".join(f"{code}: {text}" for code, text in sorted(node.notes.items())),
         }
         for name, node in sorted(state.nodes.items())
     ]
@@ -128,6 +129,7 @@ def job_rows(state: "ClusterState", live: "dict[str, JobProgress]") -> list[dict
                 "loss": round(now.loss, 4) if now and isfinite(now.loss) else None,
                 "weight": job.spec.weight,
                 "generation": job.generation,
+                "slow": "; ".join(f"{who} {how}" for who, how in sorted(job.stragglers.items())),
                 "reason": job.reason,
             }
         )
@@ -152,6 +154,7 @@ def _incident_row(state: "ClusterState", incident: "Incident") -> dict[str, Any]
         "severity": severity_name(incident.severity),
         "status": str(incident.status),
         "about": headline(incident),
+        "seen": incident.count or None,
         "detection_s": took.detection_s,
         "decision_s": took.decision_s,
         "transition_s": took.transition_s,
@@ -161,11 +164,23 @@ def _incident_row(state: "ClusterState", incident: "Incident") -> dict[str, Any]
     }
 
 
-def _tables(target: Target) -> "list[Table]":
+def _screen(target: Target) -> "list[Table | str]":
     state = read_state(target)
     unfinished = [row for row in incident_rows(state) if row["status"] in {"open", "planned"}]
-    tables = [nodes_table(state), _table("jobs", job_rows(state, _live(target)))]
-    return [*tables, _table("open incidents", unfinished)] if unfinished else tables
+    parts: list[Table | str] = [nodes_table(state), _table("jobs", job_rows(state, _live(target)))]
+    if unfinished:
+        parts.append(_table("open incidents", unfinished))
+    return [breaker_banner(state.breaker_since), *parts] if state.breaker_since is not None else parts
+
+
+def breaker_banner(since: float) -> str:
+    """What a person has to know, and to do, once the breaker has tripped."""
+    from unicron_lib.report import clock
+
+    return (
+        f"[bold red]THE BREAKER TRIPPED at {clock(since)} UTC[/]: too many nodes were to be isolated at once, so none is any "
+        "more; jobs go on. See `unicron incidents`, mend what told of them, then `unicron nodes --reset-breaker`"
+    )
 
 
 def nodes_table(state: "ClusterState") -> "Table":
@@ -190,10 +205,10 @@ def _cell(value: object) -> str:
     return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def print_tables(*tables: "Table") -> None:
-    """Tables on stdout."""
-    for table in tables:
-        console().print(table)
+def print_tables(*parts: "Table | str") -> None:
+    """Tables, and lines between them, on stdout."""
+    for part in parts:
+        console().print(part)
 
 
 def _watch(target: Target) -> None:
@@ -202,5 +217,5 @@ def _watch(target: Target) -> None:
 
     with Live(refresh_per_second=2) as live:
         while True:
-            live.update(Group(*_tables(target)))
+            live.update(Group(*_screen(target)))
             time.sleep(1)

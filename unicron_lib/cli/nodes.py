@@ -1,4 +1,4 @@
-"""`unicron nodes`: the nodes and how they are, and the end of a quarantine."""
+"""`unicron nodes`: the nodes and how they are, the end of a quarantine, and the breaker."""
 
 import asyncio
 import time
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 def nodes(
     release: Annotated[str, typer.Option(metavar="NODE", help="End the quarantine of NODE: it may get ranks again.")] = "",
+    reset_breaker: Annotated[
+        bool, typer.Option("--reset-breaker", help="After too many isolations at once: nodes may be isolated again.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """The nodes and how they are; with --release, take a repaired one back."""
@@ -26,8 +29,22 @@ def nodes(
         _release(target, release)
         print_json({"node": release, "status": "ready"}) if as_json else say(f"{release} may get ranks again")
         return
+    if reset_breaker:
+        _reset_breaker(target)
+        print_json({"breaker_since": None}) if as_json else say("nodes may be isolated again")
+        return
     state = read_state(target)
     print_json({"nodes": node_rows(state)}) if as_json else print_tables(nodes_table(state))
+
+
+def _reset_breaker(target: Target) -> None:
+    from unicron_lib.domain.events import BreakerReset
+
+    journal = target.journal()
+    since = journal.refresh().breaker_since
+    if since is None:
+        raise UserError("the breaker has not tripped: nodes are isolated as their failures ask for it")
+    journal.append(BreakerReset(id=f"breaker-reset/{since:.3f}", at=time.time()))
 
 
 def _release(target: Target, name: str) -> None:
@@ -42,14 +59,15 @@ def _release(target: Target, name: str) -> None:
 
 
 def quarantined(state: "ClusterState", name: str) -> "Node":
-    """The node `name`. Raises UserError if there is none or it is not in quarantine."""
+    """The node `name`. Raises UserError if there is none or it is neither in quarantine nor snoozed."""
     from unicron_lib.domain.cluster import NodeStatus
 
     node = state.nodes.get(name)
     if node is None:
         raise UserError(f"no node {name!r}: there are {', '.join(sorted(state.nodes)) or 'none'}")
-    if node.status is not NodeStatus.QUARANTINED:
-        held = ", ".join(sorted(it.id for it in state.nodes.values() if it.status is NodeStatus.QUARANTINED)) or "none"
+    kept_out = {NodeStatus.QUARANTINED, NodeStatus.SNOOZED}
+    if node.status not in kept_out:
+        held = ", ".join(sorted(it.id for it in state.nodes.values() if it.status in kept_out)) or "none"
         raise UserError(f"{name} is {node.status}, not quarantined: in quarantine are {held}")
     return node
 

@@ -13,6 +13,8 @@ import uvicorn
 from unicron_lib.adapters.stores import check_store, open_store
 from unicron_lib.agent.access import read_token
 from unicron_lib.controller.app import create_app
+from unicron_lib.controller.protocol import FRAME_LIMIT_BYTES, AgentProtocol
+from unicron_lib.controller.service import SNOOZE_S
 from unicron_lib.errors import StoreError, UserError
 from unicron_lib.journal import Journal
 
@@ -31,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         store = open_store(options.store_url)
         check_store(store)
         journal = Journal(store)
-        app = create_app(journal=journal, token=token, known=journal.refresh())
+        app = create_app(journal=journal, token=token, known=journal.refresh(), snooze_s=options.scale_up_snooze_s)
     except (UserError, StoreError) as error:
         print(f"unicron controller: {error}", file=sys.stderr)  # noqa: T201  # the user's answer
         return 2
@@ -40,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=SHUTDOWN_S,
-        ws="websockets-sansio",
+        ws=AgentProtocol,
+        ws_max_size=FRAME_LIMIT_BYTES,
         ssl_certfile=options.ssl_certfile,
         ssl_keyfile=options.ssl_keyfile,
     )
@@ -54,9 +57,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--token-file", type=Path, required=True)
     parser.add_argument("--store-url", required=True, metavar="URL", help="s3://bucket/prefix or file:///dir")
+    parser.add_argument(
+        "--scale-up-snooze-s",
+        type=_seconds,
+        default=SNOOZE_S,
+        metavar="S",
+        help="a node that was lost twice in 10 min gets no ranks before it has stayed for so long (default 600; 0: at once)",
+    )
     parser.add_argument("--ssl-certfile", type=Path, help="certificate chain in PEM: agents then dial wss://, flows https://")
     parser.add_argument("--ssl-keyfile", type=Path, help="its private key, if it is not in the same file")
     return parser
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} must be a finite number that is not negative")
+    return value
 
 
 def _check_certificate(certificate: Path | None, key: Path | None) -> None:

@@ -1,24 +1,39 @@
 """The websocket endpoint that agents dial."""
 
 import asyncio
+import itertools
 import logging
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
 
 from unicron_lib.agent.access import is_admitted
-from unicron_lib.agent.messages import AgentHello, FromController, from_agent, from_controller
-from unicron_lib.agent.uplink import BAD_TOKEN, DECLARED_LOST, NAME_TAKEN
+from unicron_lib.agent.messages import AgentHello, FromAgent, FromController, from_agent, from_controller
+from unicron_lib.agent.uplink import BAD_TOKEN, DECLARED_LOST, GOING_AWAY, NAME_TAKEN, TOO_MUCH
 from unicron_lib.controller.hub import Link, NodeRecord
+from unicron_lib.controller.protocol import RESET
 from unicron_lib.controller.service import Controller
 from unicron_lib.controller.watch import look_at
 from unicron_lib.errors import ControllerError, StoreError
 
 log = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 5.0
-PROTOCOL_ERROR = 1002
+PROTOCOL_ERROR, CONTROLLER_STOPS = 1002, 1012
 REASON_BYTES = 123
+FRAMES_IN_A_ROW = 32
+"""Of one agent, before the others have their turn."""
+ENDINGS = {
+    GOING_AWAY: "its agent stopped and said goodbye",
+    1000: "its agent gave its connection up",
+    1005: "its connection ended without a goodbye",
+    RESET: "its connection was reset",
+    1009: "its connection was closed over a frame beyond the limit",
+    TOO_MUCH: "its connection was closed, for it sent more than it may without an answer",
+}
+"""How a connection ended, by its close code; 1005 is the end of the stream, 1006 a reset."""
 
 
 async def serve_agent(controller: Controller, token: str, socket: WebSocket) -> None:
@@ -38,22 +53,24 @@ async def serve_agent(controller: Controller, token: str, socket: WebSocket) -> 
     record = await controller.arrive(hello, link)
     log.info("node %s is connected from %s", hello.node, hello.address)
     admitting = asyncio.create_task(_admit(controller, record, link))
+    ending: str | None = "its connection broke"
     try:
-        await _listen(controller, record, link, socket)
+        ending = await _listen(controller, record, link, socket)
     finally:
         admitting.cancel()
-        controller.hub.detach(record, link)
+        controller.hub.detach(record, link, now=time.monotonic(), ending=ending)
         look_at(controller, record)
-        log.info("the connection of node %s has ended", hello.node)
+        log.info("node %s is not connected any more: %s", hello.node, ending or "this controller stops")
 
 
 async def _hello(socket: WebSocket) -> AgentHello | None:
     try:
-        message = from_agent.validate_json(await asyncio.wait_for(socket.receive_text(), HELLO_TIMEOUT_S))
-    except (TimeoutError, WebSocketDisconnect):
+        frame = await asyncio.wait_for(socket.receive(), HELLO_TIMEOUT_S)
+    except TimeoutError:
         return None
-    except ValidationError:
-        message = None
+    if frame["type"] == "websocket.disconnect":
+        return None
+    message = _understood(frame)
     if isinstance(message, AgentHello):
         return message
     await _close(socket, PROTOCOL_ERROR, "the first frame must be a hello")
@@ -87,23 +104,39 @@ async def _admit(controller: Controller, record: NodeRecord, link: Link) -> None
         await link.close(DECLARED_LOST, refusal)
 
 
-async def _listen(controller: Controller, record: NodeRecord, link: Link, socket: WebSocket) -> None:
-    while True:
-        try:
-            frame = await socket.receive_text()
-        except (WebSocketDisconnect, RuntimeError):
-            return
+async def _listen(controller: Controller, record: NodeRecord, link: Link, socket: WebSocket) -> str | None:
+    """Take in what comes until the connection ends; how it did, None if no node is to be judged for it."""
+    num_unknown = 0
+    for number in itertools.count(1):
+        frame = await socket.receive()
+        if frame["type"] == "websocket.disconnect":
+            code = frame.get("code", 1005)
+            return None if code == CONTROLLER_STOPS else ENDINGS.get(code, f"its connection was closed with code {code}")
         if link.closed.is_set():
-            return  # a newer connection has taken over
-        try:
-            message = from_agent.validate_json(frame)
-        except ValidationError as error:
-            log.warning("node %s said something unknown: %s", record.hello.node, error)
-            continue
-        try:
-            await controller.hear(record, link, message)
-        except ControllerError:
-            return
+            return None  # a newer connection has taken over
+        record.heard_at = time.monotonic()  # whatever it says: it is there
+        message = _understood(frame)
+        if message is None:
+            num_unknown += 1
+            _log_unknown(record, frame, num_unknown)
+        elif not await controller.hear(record, link, message):
+            return ENDINGS[TOO_MUCH]
+        if number % FRAMES_IN_A_ROW == 0:
+            await asyncio.sleep(0)
+    raise AssertionError("unreachable")
+
+
+def _understood(frame: Mapping[str, Any]) -> FromAgent | None:
+    try:
+        return from_agent.validate_json(frame.get("text") or "")
+    except ValidationError:
+        return None
+
+
+def _log_unknown(record: NodeRecord, frame: Mapping[str, Any], number: int) -> None:
+    """The first ones, then ever fewer: a flood must not fill the disk."""
+    if number.bit_count() == 1:
+        log.warning("node %s said something unknown (%d so far): %.200r", record.hello.node, number, frame.get("text"))
 
 
 async def _close(socket: WebSocket, code: int, reason: str) -> None:

@@ -14,7 +14,7 @@ from unicron_lib.agent.access import is_admitted
 from unicron_lib.agent.messages import Observation, Reply, command
 from unicron_lib.controller.agents import serve_agent
 from unicron_lib.controller.recorder import JournalPort, Recorder
-from unicron_lib.controller.service import Controller
+from unicron_lib.controller.service import SNOOZE_S, Controller
 from unicron_lib.controller.views import (
     Acknowledged,
     Health,
@@ -36,9 +36,9 @@ WaitS = Annotated[float, Query(ge=0, le=LONGEST_WAIT_S)]
 _reply: TypeAdapter[Reply] = TypeAdapter(Reply)
 
 
-def create_app(*, journal: JournalPort, token: str, known: ClusterState) -> FastAPI:
-    """The application; `known` is the journal's state at the start."""
-    controller = Controller(Recorder(journal))
+def create_app(*, journal: JournalPort, token: str, known: ClusterState, snooze_s: float = SNOOZE_S) -> FastAPI:
+    """The application; `known` is the journal's state at the start, `snooze_s` as in `Controller`."""
+    controller = Controller(Recorder(journal), snooze_s=snooze_s)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

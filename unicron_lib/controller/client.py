@@ -86,8 +86,9 @@ class ControllerClient:
     async def observations(
         self, *, job: str | None = None, wait_s: float = 0.0, min_age_s: float = 0.0
     ) -> tuple[Observation, ...]:
-        """Observations that are not acknowledged yet, oldest first; waits up to `wait_s` (60 at most) for one.
+        """Observations that are not acknowledged yet; waits up to `wait_s` (60 at most) for one.
 
+        A few dozen at most, oldest first of each agent, the agents in turn: acknowledge them and ask for the next ones.
         With `job` those of the job and of lost nodes that ran ranks of it; only those that wait for `min_age_s`.
         """
         query = {"job": job, "wait_s": wait_s, "min_age_s": min_age_s}

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from unicron_lib.agent.messages import Ack, AgentHello, Command, FromController, RankInfo, Reply
-from unicron_lib.controller.liveness import SUSPECT_AFTER_S, Contact
+from unicron_lib.controller.liveness import DEFAULT_PATIENCE, Contact
 from unicron_lib.errors import CommandTimeout, ControllerError, NodeNotConnected
 
 Send = Callable[[FromController], Awaitable[None]]
@@ -24,21 +25,27 @@ class Link:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class NodeRecord:
-    """A node and what is known of it; `link` is its open connection. Times are monotonic."""
+    """A node and what is known of it; `link` is its open connection, `ending` how its last one ended. Times are monotonic.
+
+    `settles_at` is when a node that comes and goes may get ranks again, None if it may already.
+    """
 
     hello: AgentHello
     heard_at: float
     ranks: tuple[RankInfo, ...] = ()
     link: Link | None = None
-    was_connected: bool = False
+    dialled: bool = False
+    ended_at: float | None = None
+    ending: str = ""
     suspected: bool = False
     lost: bool = False
     suspicion: int = 0
+    settles_at: float | None = None
 
     @property
     def contact(self) -> Contact:
         """As liveness looks at it."""
-        return Contact(heard_at=self.heard_at, closed=self.was_connected and self.link is None)
+        return Contact(heard_at=self.heard_at, ended_at=self.ended_at, ending=self.ending, dialled=self.dialled)
 
 
 class Hub:
@@ -52,7 +59,7 @@ class Hub:
         holder = self.nodes.get(hello.node)
         if holder is None or holder.link is None or holder.hello.boot == hello.boot:
             return None
-        if now - holder.heard_at >= SUSPECT_AFTER_S:
+        if now - holder.heard_at >= DEFAULT_PATIENCE.suspect_after_s:
             return None
         return f"a node named {hello.node} is connected already, from {holder.hello.address}: give each node its own name"
 
@@ -63,18 +70,20 @@ class Hub:
         if record is None or record.hello.boot != hello.boot:
             record = self.nodes[hello.node] = NodeRecord(hello=hello, heard_at=now)
         record.hello, record.ranks, record.link = hello, hello.ranks, link
-        record.heard_at, record.was_connected = now, True
+        record.heard_at, record.dialled, record.ended_at = now, True, None
         if older:
             older.closed.set()
             await older.close(1008, "replaced by a newer connection of this node")
         return record
 
-    def detach(self, record: NodeRecord, link: Link) -> None:
-        """A connection has ended; whoever waits for an answer over it is told."""
+    def detach(self, record: NodeRecord, link: Link, *, now: float, ending: str | None) -> None:
+        """A connection has ended, and how: None if the node is not to be judged for it. Who waits for an answer is told."""
         link.closed.set()
         link.joined.set()  # whoever waits for that goes on, and finds it closed
         if record.link is link:
             record.link = None
+            if ending is not None:
+                record.ended_at, record.ending = now, ending
         for waiting in link.replies.values():
             for reply in waiting:
                 if not reply.done():
@@ -120,7 +129,8 @@ class Hub:
                 waiting.set_result(reply)
 
     async def acknowledge(self, node: str, boot: str, seqs: tuple[int, ...]) -> None:
-        """Tell an agent, if that life of it is connected, to forget observations."""
+        """Tell an agent, if that life of it is connected, to forget observations; it repeats those on its next connection."""
         record = self.nodes.get(node)
         if record and record.link and record.hello.boot == boot and seqs:
-            await record.link.send(Ack(seqs=seqs))
+            with suppress(ControllerError):
+                await record.link.send(Ack(seqs=seqs))

@@ -3,9 +3,22 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-SUSPECT_AFTER_S = 3.0
-"""Three missed heartbeats of one second."""
-LOST_AFTER_S = 5.0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """Seconds until a node is judged; none of them ever adds up over several outages.
+
+    Heartbeats come every second, so `suspect_after_s` is three missed ones. `lost_silent_s` is the limit for an open
+    connection that says nothing: a frozen agent, a network that swallows packets. `lost_closed_s` is the one for a
+    connection that has ended: something has answered for the node, and an agent that lives dials again within a second.
+    """
+
+    suspect_after_s: float = 3.0
+    lost_silent_s: float = 5.0
+    lost_closed_s: float = 3.0
+
+
+DEFAULT_PATIENCE = Patience()
 
 
 class Verdict(StrEnum):
@@ -20,12 +33,15 @@ class Verdict(StrEnum):
 class Contact:
     """What is known of the connection to a node, on a monotonic clock.
 
-    `heard_at` is when its last frame came; for a node that was known when the controller started, that start, so
-    that it has the full grace to dial in. `closed` tells that a connection was there and has ended.
+    `heard_at` is when its last frame came; for a node that was known when the controller started and that has not
+    `dialled` since, that start, so that it has the full grace. If its last connection has ended, `ended_at` is when, and
+    `ending` says how, as the first half of a sentence.
     """
 
     heard_at: float
-    closed: bool = False
+    ended_at: float | None = None
+    ending: str = ""
+    dialled: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,21 +54,40 @@ class Stepping:
     at: float
 
 
-def judge(now: float, contact: Contact, stepping: Stepping | None = None) -> tuple[Verdict, str]:
+def judge(
+    now: float, contact: Contact, stepping: Stepping | None = None, patience: Patience = DEFAULT_PATIENCE
+) -> tuple[Verdict, str]:
     """The verdict on a node and its reason in a sentence.
 
-    Evidence that its ranks step counts as a sign of life: each outage gets the full grace from the last of them.
+    A connection that has ended makes the node suspect at once, and lost after `lost_closed_s` unless it dials again;
+    silence makes it suspect after `suspect_after_s` and lost after `lost_silent_s`. Evidence that its ranks step is a
+    sign of life: each outage gets the full grace from the last of them.
     """
     silent_s = now - contact.heard_at
-    if not contact.closed and silent_s < SUSPECT_AFTER_S:
+    if contact.ended_at is None and silent_s < patience.suspect_after_s:
         return Verdict.ALIVE, f"heard {max(0.0, silent_s):.1f} s ago"
-    reason = f"{'its connection is closed and it has been' if contact.closed else 'it has been'} silent for {silent_s:.1f} s"
-    seen_at = max(contact.heard_at, stepping.at if stepping else contact.heard_at)
-    if now - seen_at >= LOST_AFTER_S:
+    reason = _reason(now, contact)
+    stepped_at = stepping.at if stepping else contact.heard_at
+    if _is_lost(now, contact, contact.heard_at, patience) and _is_lost(now, contact, stepped_at, patience):
         return Verdict.LOST, reason
-    if stepping and silent_s >= LOST_AFTER_S:
+    if stepping and _is_lost(now, contact, contact.heard_at, patience):
         reason += (
             f", but job {stepping.job}, which needs its ranks, was seen finishing iteration {stepping.iteration} by "
             f"{stepping.reporter} {now - stepping.at:.1f} s ago"
         )
     return Verdict.SUSPECT, reason
+
+
+def _is_lost(now: float, contact: Contact, alive_at: float, patience: Patience) -> bool:
+    """Whether the grace is over for a node whose last sign of life came at `alive_at`."""
+    closed = contact.ended_at is not None and now - max(contact.ended_at, alive_at) >= patience.lost_closed_s
+    return closed or now - alive_at >= patience.lost_silent_s
+
+
+def _reason(now: float, contact: Contact) -> str:
+    if contact.ended_at is not None:
+        return f"{contact.ending}, and it has not dialled again for {now - contact.ended_at:.1f} s"
+    silent_s = now - contact.heard_at
+    if not contact.dialled:
+        return f"it has not dialled in within {silent_s:.1f} s of the controller's start"
+    return f"its connection is open, but it has been silent for {silent_s:.1f} s"

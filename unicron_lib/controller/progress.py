@@ -1,4 +1,4 @@
-"""How far each job is, from what its ranks tell. Pure: time is an argument, no history is kept."""
+"""How far each job is, from what its ranks tell. Pure: time is an argument, little history is kept."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -7,6 +7,7 @@ from unicron_lib.agent.messages import RankInfo
 from unicron_lib.agent.rank_messages import Progress
 from unicron_lib.controller.liveness import Stepping
 from unicron_lib.controller.views import JobProgress
+from unicron_lib.detection.windows import Windows
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class _Job:
     first_iteration_at: float = 0.0
     ranks: dict[int, _Told] = field(default_factory=dict)
     measured_flops: dict[int, float] = field(default_factory=dict)
+    windows: Windows = field(default_factory=Windows)
 
 
 class ProgressTable:
@@ -38,10 +40,12 @@ class ProgressTable:
         if progress.generation > job.generation:
             job.generation, job.first_iteration_at, job.ranks = progress.generation, progress.at, {}
             job.measured_flops = {}  # whoever wants them has journalled them; the next generation may run on other GPUs
+            job.windows = Windows()
         told = job.ranks.get(progress.rank)
         if told and told.progress.iteration >= progress.iteration:
             return False
         job.ranks[progress.rank] = _Told(progress=progress, node=node, received_at=now)
+        job.windows.add(progress.rank, progress.iteration, compute_s=progress.compute_s, iteration_s=progress.iteration_s)
         job.first_iteration_at = min(job.first_iteration_at, progress.at)
         best = job.measured_flops.get(progress.world_size, 0.0)
         job.measured_flops[progress.world_size] = max(best, progress.flops)
@@ -67,6 +71,8 @@ class ProgressTable:
             first_iteration_at=job.first_iteration_at,
             iterations={rank: told.progress.iteration for rank, told in sorted(job.ranks.items())},
             measured_flops=dict(sorted(job.measured_flops.items())),
+            window=job.windows.newest,
+            nodes={rank: told.node for rank, told in sorted(job.ranks.items())},
         )
 
     def views(self) -> tuple[JobProgress, ...]:
@@ -74,12 +80,15 @@ class ProgressTable:
         return tuple(view for name in sorted(self._jobs) if (view := self.view(name)))
 
     def stepping(self, node: str, ranks: Iterable[RankInfo]) -> Stepping | None:
-        """The newest sign, from another node, that `ranks` of `node` step."""
+        """The newest sign, from another node, that `ranks` of `node` step.
+
+        Only a rank that enters an all-reduce needs the others: it tells its `compute_s`. One without collectives goes on alone.
+        """
         signs = [
             Stepping(job=rank.job, iteration=told.progress.iteration, reporter=told.node, at=told.received_at)
             for rank in {(rank.job, rank.generation): rank for rank in ranks}.values()
             if (job := self._jobs.get(rank.job)) and job.generation == rank.generation
             for told in job.ranks.values()
-            if told.node != node
+            if told.node != node and told.progress.compute_s > 0
         ]
         return max(signs, key=lambda sign: sign.at, default=None)

@@ -7,15 +7,18 @@ from collections.abc import Iterable
 from unicron_lib.agent.bell import Bell
 from unicron_lib.agent.messages import AgentHello, FromAgent, Heartbeat, NodeUnreachable, Observation, RankInfo, Reply
 from unicron_lib.agent.rank_messages import Progress
-from unicron_lib.agent.uplink import DECLARED_LOST
+from unicron_lib.agent.uplink import DECLARED_LOST, TOO_MUCH
 from unicron_lib.controller.hub import Hub, Link, NodeRecord
 from unicron_lib.controller.observations import PendingObservations
 from unicron_lib.controller.progress import ProgressTable
 from unicron_lib.controller.recorder import Recorder
 from unicron_lib.domain.cluster import ClusterState, Node, NodeStatus
 from unicron_lib.domain.events import NodeJoined
+from unicron_lib.domain.flapping import snooze_until
 
 log = logging.getLogger(__name__)
+SNOOZE_S = 600.0
+WATCHED = frozenset({NodeStatus.READY, NodeStatus.SUSPECT, NodeStatus.SNOOZED, NodeStatus.QUARANTINED})
 
 
 class Controller:
@@ -25,8 +28,10 @@ class Controller:
     observations of a job, by the monotonic clock.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, *, snooze_s: float = SNOOZE_S) -> None:
+        """`snooze_s` is how long a node that comes and goes has to stay before it gets ranks again; 0: it need not."""
         self.recorder = recorder
+        self._snooze_s = snooze_s
         self.hub = Hub()
         self.pending = PendingObservations()
         self.progress = ProgressTable()
@@ -36,7 +41,7 @@ class Controller:
     def remember(self, state: ClusterState) -> None:
         """Take over the nodes that the journal knows: those that do not dial in are going to be judged."""
         for node in state.nodes.values():
-            if node.status in {NodeStatus.READY, NodeStatus.SUSPECT, NodeStatus.QUARANTINED} and node.id not in self.hub.nodes:
+            if node.status in WATCHED and node.id not in self.hub.nodes:
                 hello = AgentHello(node=node.id, boot=node.boot, address=node.address, num_gpus=node.num_gpus)
                 self.hub.nodes[node.id] = NodeRecord(
                     hello=hello,
@@ -51,10 +56,11 @@ class Controller:
 
     async def admit(self, record: NodeRecord, link: Link) -> str | None:
         """Journal the arrival, then let commands through; why not, if this life of the node was declared lost."""
-        hello = record.hello
+        hello, now = record.hello, time.time()
+        known = (await self.recorder.state()).nodes.get(hello.node)
         event = NodeJoined(
             id=f"joined/{hello.node}/{hello.boot}",
-            at=time.time(),
+            at=now,
             node=hello.node,
             boot=hello.boot,
             address=hello.address,
@@ -62,23 +68,26 @@ class Controller:
             rack=hello.rack,
             pool=hello.pool,
             gpu_model=hello.gpu_model,
+            snoozed_until=snooze_until(known, now, snooze_s=self._snooze_s),
         )
         is_new = await self.recorder.record(event)
+        node = (await self.recorder.state()).nodes.get(hello.node)
+        mine = node if node is not None and node.boot == hello.boot else None
         lost = record.lost or self.pending.knows(unreachable_id(hello.node, hello.boot))
-        if not is_new and not lost:
-            node = (await self.recorder.state()).nodes.get(hello.node)
-            lost = node is not None and node.boot == hello.boot and node.status is NodeStatus.LOST
-        if lost:
+        if lost or (not is_new and mine is not None and mine.status is NodeStatus.LOST):
             return f"node {hello.node} was silent for too long and was declared lost"
+        if mine is not None and mine.status is NodeStatus.SNOOZED:
+            snooze_s = min(mine.snoozed_until - now, self._snooze_s)  # a clock that was set back must not hold it for long
+            record.settles_at = time.monotonic() + snooze_s
+            log.info("node %s comes and goes: it gets no ranks for %.0f s", hello.node, snooze_s)
         link.joined.set()
         return None
 
-    async def hear(self, record: NodeRecord, link: Link, message: FromAgent) -> None:
-        """Take in what an agent says."""
+    async def hear(self, record: NodeRecord, link: Link, message: FromAgent) -> bool:
+        """Take in what an agent says; False if its connection had to be closed for it."""
         if record.lost:
             await link.close(DECLARED_LOST, "silent for too long")
-            return
-        record.heard_at = time.monotonic()
+            return False
         match message:
             case Heartbeat():
                 record.ranks = message.ranks
@@ -86,13 +95,25 @@ class Controller:
             case Progress():
                 self._note_progress(record, [message])
             case Observation():
-                if not self.pending.add(message, now=time.monotonic()):
-                    await self.hub.acknowledge(message.node, message.boot, (message.seq,))
-                self.bell.ring()
+                return await self._take_in(record, link, message)
             case Reply():
                 self.hub.answered(link, message)
             case AgentHello():
                 log.warning("node %s said hello twice", record.hello.node)
+        return True
+
+    async def _take_in(self, record: NodeRecord, link: Link, observation: Observation) -> bool:
+        node, boot = record.hello.node, record.hello.boot
+        if (observation.node, observation.boot) != (node, boot):
+            log.warning("node %s told an observation of %s, another life or node", node, observation.id)
+            return True
+        if not self.pending.has_room(node, boot):
+            await link.close(TOO_MUCH, "too many observations without an answer: send them again, fewer at once")
+            return False
+        if not self.pending.add(observation, now=time.monotonic()):
+            await self.hub.acknowledge(node, boot, (observation.seq,))
+        self.bell.ring()
+        return True
 
     async def acknowledge(self, ids: Iterable[str]) -> int:
         """Observations are journalled: let the agents forget them; how many of them were waiting."""

@@ -1,12 +1,13 @@
 """What the controller answers: frozen, one JSON object each."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pydantic import TypeAdapter
 
 from unicron_lib.agent.messages import Observation, RankInfo
 from unicron_lib.agent.rank_messages import NAN_STAYS_NAN
+from unicron_lib.detection.windows import Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,10 @@ class Health:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """A node as the controller sees it now; `verdict` is alive, suspect or lost."""
+    """A node as the controller sees it now; `verdict` is alive, suspect or lost.
+
+    One that comes and goes gets no ranks before `snoozed_until` (epoch seconds; 0: it may have them now).
+    """
 
     node: str
     boot: str
@@ -31,6 +35,7 @@ class NodeView:
     reason: str
     silent_s: float
     ranks: tuple[RankInfo, ...] = ()
+    snoozed_until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +44,7 @@ class JobProgress:
 
     `loss` is the one of `iteration`; `iterations` holds the last iteration of each rank; `first_iteration_at` is the
     wall clock of the generation's first report. `measured_flops` maps its number of ranks to the best FLOP/s of the whole
-    job that it has reported.
+    job that it has reported. `window` compares its ranks over its newest 16 iterations, `nodes` tells where each rank is.
     """
 
     __pydantic_config__: ClassVar = NAN_STAYS_NAN
@@ -55,6 +60,8 @@ class JobProgress:
     first_iteration_at: float
     iterations: dict[int, int]
     measured_flops: dict[int, float]
+    window: Window | None = None
+    nodes: dict[int, str] = field(default_factory=dict)
 
     def has_stepped(self, generation: int, world_size: int | None = None) -> bool:
         """Whether every rank of `generation`, or of a later one, has done an iteration."""

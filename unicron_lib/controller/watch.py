@@ -8,18 +8,33 @@ from unicron_lib.controller.hub import NodeRecord
 from unicron_lib.controller.liveness import Verdict, judge
 from unicron_lib.controller.service import Controller
 from unicron_lib.controller.views import NodeView
-from unicron_lib.domain.events import NodeCleared, NodeSuspected
+from unicron_lib.domain.events import NodeCleared, NodeSettled, NodeSuspected
 
 log = logging.getLogger(__name__)
-LOOK_INTERVAL_S = 0.1
+LOOK_INTERVAL_S = 0.05
+DEAF_S = 1.0
+"""A controller that was stopped or held up for longer has not listened: nobody is judged for that time."""
 
 
 async def watch(controller: Controller) -> None:
     """Judge until cancelled."""
+    looked_at = time.monotonic()
     while True:
+        now = time.monotonic()
+        if now - looked_at > DEAF_S:
+            _forgive(controller, now - looked_at)
+        looked_at = now
         for record in list(controller.hub.nodes.values()):
             look_at(controller, record)
         await asyncio.sleep(LOOK_INTERVAL_S)
+
+
+def _forgive(controller: Controller, deaf_s: float) -> None:
+    log.warning("this controller did not run for %.1f s: no node is judged for that time", deaf_s)
+    for record in controller.hub.nodes.values():
+        record.heard_at += deaf_s
+        if record.ended_at is not None:
+            record.ended_at += deaf_s
 
 
 def look_at(controller: Controller, record: NodeRecord) -> None:
@@ -32,6 +47,8 @@ def look_at(controller: Controller, record: NodeRecord) -> None:
         _suspect(controller, record, reason)
     if verdict is Verdict.ALIVE and record.suspected:
         _clear(controller, record)
+    if verdict is Verdict.ALIVE and record.link and record.settles_at is not None and now >= record.settles_at:
+        _settle(controller, record)
     if verdict is Verdict.LOST:
         log.warning("node %s is lost: %s", record.hello.node, reason)
         controller.declare_lost(record, silent_s=now - record.heard_at, reason=reason)
@@ -51,10 +68,14 @@ def view(controller: Controller, record: NodeRecord) -> NodeView:
         reason=reason,
         silent_s=max(0.0, now - record.heard_at),
         ranks=record.ranks,
+        snoozed_until=0.0 if record.settles_at is None else time.time() + record.settles_at - now,
     )
 
 
 def _verdict(controller: Controller, record: NodeRecord, now: float) -> tuple[Verdict, str]:
+    found = judge(now, record.contact)
+    if found[0] is not Verdict.LOST:
+        return found
     return judge(now, record.contact, controller.progress.stepping(record.hello.node, record.ranks))
 
 
@@ -74,3 +95,10 @@ def _clear(controller: Controller, record: NodeRecord) -> None:
     node, boot = record.hello.node, record.hello.boot
     suspicion = record.suspicion or int(time.time() * 1000)
     controller.recorder.record(NodeCleared(id=f"cleared/{node}/{boot}/{suspicion}", at=time.time(), node=node, boot=boot))
+
+
+def _settle(controller: Controller, record: NodeRecord) -> None:
+    record.settles_at = None
+    node, boot = record.hello.node, record.hello.boot
+    log.info("node %s has stayed for its whole snooze", node)
+    controller.recorder.record(NodeSettled(id=f"settled/{node}/{boot}", at=time.time(), node=node, boot=boot))

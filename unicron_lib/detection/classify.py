@@ -1,29 +1,25 @@
 """From an observation to a failure: what kind, by which of the paper's four methods, with which evidence."""
 
-import signal
 from dataclasses import replace
 from typing import assert_never
 
 from unicron_lib.agent.messages import GpuFault, NodeNotice, NodeUnreachable, Observation, RankExited, RankResumed, RankStalled
 from unicron_lib.agent.rank_messages import RankFailed, RankFinished
-from unicron_lib.detection.exceptions import kind_of_exception
+from unicron_lib.detection.exceptions import kind_of_exception, kind_of_text
+from unicron_lib.detection.exits import describe, meaning_of
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 
 COLLECTIVE = "collective"
-EXIT_KINDS = {16: ErrorKind.CUDA_ERROR, 17: ErrorKind.CUDA_ERROR, 93: ErrorKind.USER_ERROR}
-"""Exit codes with a meaning: 16 and 17 are Megatron's result validation, 93 says "do not restart"."""
 
 
 def classify(observation: Observation) -> Failure | None:
     """The failure that an observation tells of, None if it tells of none. Its id is the observation's."""
     match observation.body:
         case RankExited() as body:
-            kind = ErrorKind.OUT_OF_MEMORY if body.out_of_memory else EXIT_KINDS.get(body.exit_code, ErrorKind.PROCESS_EXIT)
-            return _of_rank(observation, body, kind, DetectionMethod.PROCESS, _exit_text(body))
+            return _of_exit(observation, body)
         case RankFailed() as body:
-            kind = kind_of_exception(body.error_type, body.message)
-            text = f"{body.error_type}: {body.message}\n{body.traceback}"
-            return _of_rank(observation, body, kind, DetectionMethod.EXCEPTION, text)
+            kind = kind_of_exception(body.error_type, body.message, cause=body.cause, context=body.context)
+            return _of_rank(observation, body, kind, DetectionMethod.EXCEPTION, _exception_text(body))
         case NodeUnreachable() as body:
             return _of_node(observation, ErrorKind.NODE_LOST, f"{body.reason}, silent for {body.silent_s:.1f} s")
         case GpuFault() as body:
@@ -31,7 +27,7 @@ def classify(observation: Observation) -> Failure | None:
         case RankStalled() as body:
             kind = ErrorKind.NCCL_TIMEOUT if body.section == COLLECTIVE else ErrorKind.TASK_HANG
             failure = _of_rank(observation, body, kind, DetectionMethod.STATISTICS, _stall_text(body))
-            return replace(failure, not_before=body.act_at)
+            return replace(failure, not_before=observation.at + body.wait_s)
         case RankFinished() | RankResumed() | NodeNotice():
             return None
         case _:
@@ -81,11 +77,21 @@ def _stall_text(body: RankStalled) -> str:
     )
 
 
-def _exit_text(body: RankExited) -> str:
-    if body.exit_code >= 0:
-        return f"process {body.pid} ended with exit code {body.exit_code}"
-    try:
-        name = signal.Signals(-body.exit_code).name
-    except ValueError:
-        name = f"signal {-body.exit_code}"
-    return f"process {body.pid} was killed by {name}" + (", out of memory" if body.out_of_memory else "")
+def _of_exit(observation: Observation, body: RankExited) -> Failure:
+    """By its exit code if that says enough, else by what it has left in its error file, else by its signal."""
+    meaning = meaning_of(body.exit_code, out_of_memory=body.out_of_memory)
+    text = f"process {body.pid} {describe(body.exit_code)}" + (f": {meaning.text}" if meaning.text else "")
+    if body.error:
+        text = f"{text}\n{body.error}"
+    told = kind_of_text(body.error)
+    if meaning.is_final or told is ErrorKind.OTHER:
+        failure = _of_rank(observation, body, meaning.kind, DetectionMethod.PROCESS, text)
+        return replace(failure, verdict=meaning.verdict)
+    return _of_rank(observation, body, told, DetectionMethod.EXCEPTION, text)
+
+
+def _exception_text(body: RankFailed) -> str:
+    """What came first in front; evidence is cut in its middle."""
+    causes = (("raised from", body.cause), ("while handling", body.context))
+    came_from = "".join(f"\n{how} {what}" for how, what in causes if what)
+    return f"{body.error_type}: {body.message}{came_from}\n{body.traceback}"

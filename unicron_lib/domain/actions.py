@@ -44,4 +44,19 @@ class Respond:
     supersedes: str | None = None
 
 
-Action = Rest | Wait | Continue | Respond
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dismiss:
+    """Close `incident` without a plan."""
+
+    incident: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TripBreaker:
+    """Isolate no node any more, until a person has looked."""
+
+    reason: str
+
+
+Action = Rest | Wait | Continue | Respond | Dismiss | TripBreaker

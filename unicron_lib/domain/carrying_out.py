@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from unicron_lib.domain.cluster import ClusterState, IncidentStatus, NodeStatus, PlanState
+from unicron_lib.domain.budget import answered
+from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus, NodeStatus, PlanState
 from unicron_lib.domain.events import PlanDecided, RecoveryCompleted, StepCompleted
 from unicron_lib.domain.jobs import ENDED, JobState, JobStatus
 from unicron_lib.domain.plans import Plan, StepKind
@@ -23,11 +24,21 @@ def plan_decided(state: ClusterState, event: PlanDecided) -> ClusterState:
     state = replace(state, plans=plans)
     for name in plan.incidents:
         incident = state.incidents[name]
+        state = _charged(state, incident, event.at)
         state = state.with_incident(replace(incident, status=IncidentStatus.PLANNED, plan=plan.id, note=plan.reason))
     for name, reason in plan.quarantined.items():
         node = replace(state.nodes[name], status=NodeStatus.QUARANTINED, since=event.at, reason=reason)
         state = state.with_node(node)
     return replace(state, jobs={name: _planned_job(name, job, plan) for name, job in state.jobs.items()})
+
+
+def _charged(state: ClusterState, incident: Incident, at: float) -> ClusterState:
+    """Each failure of a job's own is on its budget once, however often its plan is made anew."""
+    root = incident.root
+    job = state.jobs.get(root.job or "") if root else None
+    if root is None or job is None or incident.status is not IncidentStatus.OPEN:
+        return state
+    return state.with_job(answered(job, root, at))
 
 
 def _refuse_outdated(state: ClusterState, event: PlanDecided) -> None:
@@ -51,7 +62,8 @@ def _refuse_outdated(state: ClusterState, event: PlanDecided) -> None:
 
 def _planned_job(name: str, job: JobState, plan: Plan) -> JobState:
     generation = max((step.generation for step in plan.steps if step.job == name), default=job.generation)
-    job = replace(job, generation=max(generation, job.generation))
+    if generation > job.generation:
+        job = replace(job, generation=generation, stragglers={})
     if job.status in ENDED:
         return job
     if name in plan.stopped:

@@ -5,16 +5,20 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from unicron_lib.domain.events import Scalar
-from unicron_lib.domain.failures import Failure, Severity
+from unicron_lib.domain.failures import ErrorKind, Failure, Severity
 from unicron_lib.domain.jobs import JobState
 from unicron_lib.domain.plans import Plan, Slot
 
+MAX_FAILURES = 64
+"""So many failures of an incident are kept: the root cause and the newest; all are counted."""
+
 
 class NodeStatus(StrEnum):
-    """READY nodes take ranks; a SUSPECT one is silent, but not judged yet."""
+    """READY nodes take ranks; a SUSPECT one is silent, but not judged yet; a SNOOZED one comes and goes too often."""
 
     READY = "ready"
     SUSPECT = "suspect"
+    SNOOZED = "snoozed"
     LOST = "lost"
     QUARANTINED = "quarantined"
 
@@ -24,6 +28,8 @@ class Node:
     """A node; `boot` names the life of its agent, `since` is when the status began, `rack` may be unknown ("").
 
     Nodes of one `pool` are alike: of one instance type, on demand or spot. A job uses one pool.
+    `losses` are the times at which it was lost within the last hour; a SNOOZED one gets no ranks before `snoozed_until`.
+    `notes` are what a person should know about its present life: code and text.
     """
 
     id: str
@@ -36,6 +42,9 @@ class Node:
     rack: str = ""
     pool: str = ""
     gpu_model: str = ""
+    losses: tuple[float, ...] = ()
+    snoozed_until: float = 0.0
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -58,7 +67,8 @@ class Incident:
 
     `kind` is an `ErrorKind` or the type of the planned event; `severity` is None for planned changes.
     `opened_at` is when its first event was journalled, `updated_at` when its root cause was, and
-    `fault_at` is when the fault was injected, if it was.
+    `fault_at` is when the fault was injected, if it was. `count` failures were seen, of which `failures` holds the root
+    cause and the newest.
     """
 
     id: str
@@ -68,6 +78,7 @@ class Incident:
     updated_at: float
     fault_at: float | None = None
     failures: tuple[Failure, ...] = ()
+    count: int = 0
     jobs: tuple[str, ...] = ()
     node: str | None = None
     status: IncidentStatus = IncidentStatus.OPEN
@@ -87,10 +98,36 @@ class Incident:
         return self.is_failure and all(failure.is_echo for failure in self.failures)
 
     @property
+    def is_only_symptoms(self) -> bool:
+        """Whether nodes have told of nothing but consequences of something else."""
+        return self.is_failure and all(failure.symptom and failure.job is None for failure in self.failures)
+
+    @property
+    def is_of_nodes(self) -> bool:
+        """Whether no job has failed: its ranks may still be at work."""
+        return self.is_failure and all(failure.job is None for failure in self.failures)
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether ranks merely stand still, with at most a flapping link or symptoms to explain it."""
+        standing = all(f.is_stall if f.job else f.symptom or f.kind is ErrorKind.LINK_FLAPPING for f in self.failures)
+        return standing and not self.is_of_nodes
+
+    @property
+    def passes_by(self) -> float:
+        """Until when (epoch s, the journal's clock) it may pass by itself; when it was seen, if it will not.
+
+        The observer's patience counts from its own clock: clocks that differ must not hold us for long.
+        """
+        standing = [f for f in self.failures if f.is_stall]
+        first = min(standing, key=lambda failure: failure.order, default=None)
+        patience_s = first.not_before - first.seen_at if first and self.may_pass else 0.0
+        return self.updated_at + max(patience_s, 0.0)
+
+    @property
     def root(self) -> Failure | None:
-        """The failure that explains the others: the gravest that is no echo, the earliest among equals."""
-        by_cause = sorted(self.failures, key=lambda f: (f.is_echo, f.severity, f.seen_at))
-        return by_cause[0] if by_cause else None
+        """The failure that explains the others."""
+        return min(self.failures, key=lambda failure: failure.order, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +148,10 @@ class PlanState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
-    """All that decisions look at. `seq` is the number of the last journal entry folded in."""
+    """All that decisions look at. `seq` is the number of the last journal entry folded in.
+
+    `breaker_since` is when the breaker stopped all isolation of nodes, None if it has not.
+    """
 
     seq: int = -1
     nodes: Mapping[str, Node] = field(default_factory=dict)
@@ -119,6 +159,7 @@ class ClusterState:
     incidents: Mapping[str, Incident] = field(default_factory=dict)
     plans: Mapping[str, PlanState] = field(default_factory=dict)
     faults: Mapping[str, float] = field(default_factory=dict)
+    breaker_since: float | None = None
 
     @property
     def healthy_nodes(self) -> tuple[Node, ...]:

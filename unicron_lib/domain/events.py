@@ -98,13 +98,14 @@ class NodeNoted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResumed:
-    """Ranks that had stood still go on by themselves: their hang is over."""
+    """A rank that had stood still goes on by itself (all of them if `rank` is None): its hang is over."""
 
     id: str
     at: float
     job: str
     generation: int
     iteration: int
+    rank: int | None = None
     type: Literal["job_resumed"] = "job_resumed"
 
 
@@ -137,14 +138,23 @@ class StragglerCleared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentDismissed:
-    """Nothing has to be done about an incident, or nothing may: with `trips_breaker`, since too many nodes would go."""
+    """Nothing has to be done about an incident, or nothing may, since the breaker forbids it."""
 
     id: str
     at: float
     incident: str
     reason: str
-    trips_breaker: bool = False
     type: Literal["incident_dismissed"] = "incident_dismissed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerTripped:
+    """Too many nodes were to be isolated within a short time: none is any more, until a person has looked."""
+
+    id: str
+    at: float
+    reason: str
+    type: Literal["breaker_tripped"] = "breaker_tripped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +294,7 @@ Event = (
     | StragglerDetected
     | StragglerCleared
     | IncidentDismissed
+    | BreakerTripped
     | BreakerReset
     | FailureDetected
     | JobSubmitted

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
+from typing import Literal
 
 EVIDENCE_LIMIT = 4096
 """Characters of evidence that a failure carries at most; the full text stays in the rank's log."""
@@ -94,6 +95,20 @@ DEFAULT_SEVERITY: Mapping[ErrorKind, Severity] = MappingProxyType(
 ECHOES = frozenset({_K.NCCL_TIMEOUT, _K.NCCL_REMOTE_ERROR, _K.CONNECTION_REFUSED, _K.CONNECTION_RESET, _K.NETWORK_ERROR})
 """Kinds that the peers of a failed rank report: they name a root cause only when nothing better arrives."""
 
+BLAMELESS = frozenset(
+    {
+        *(_K.LOSS_ANOMALY, _K.STORAGE_ERROR, _K.DATALOADER_ERROR, _K.OUT_OF_MEMORY, _K.USER_ERROR, _K.STRAGGLER),
+        _K.PREEMPTED,
+    }
+)
+"""Kinds for which no node is isolated, however often they come back."""
+
+EVIDENCE = BLAMELESS | {_K.LINK_FLAPPING}
+"""Kinds that, told of a node, explain what its ranks complain about, but call for nothing while no rank complains."""
+
+STALLS = frozenset({_K.TASK_HANG, _K.NCCL_TIMEOUT})
+"""Kinds that a rank which stands still is told as: outside a collective, or in one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
@@ -101,7 +116,8 @@ class Failure:
 
     `id` derives from the observation, so that the same one reported twice is one failure.
     `seen_at` is the observer's wall clock in epoch seconds, `boot` names one life of `node`. A `symptom` explains nothing
-    by itself. Until `not_before` (epoch seconds) it may pass by itself, and nothing is done about it.
+    by itself. Until `not_before` (epoch seconds) it may pass by itself, and nothing is done about it. `verdict` is what the
+    process itself asked for: another node, another node and no new start, no new start.
     """
 
     id: str
@@ -117,6 +133,7 @@ class Failure:
     evidence: str = ""
     symptom: bool = False
     not_before: float = 0.0
+    verdict: Literal["", "exclude", "exclude_and_stop", "stop"] = ""
 
     def __post_init__(self) -> None:
         if len(self.evidence) > EVIDENCE_LIMIT:
@@ -125,10 +142,28 @@ class Failure:
 
     @property
     def severity(self) -> Severity:
-        """The kind's default severity; escalation is the recovery's business."""
-        return DEFAULT_SEVERITY[self.kind]
+        """SEV1 for a node's broken hardware and for a verdict, else the kind's; escalation is the recovery's business."""
+        of_node = self.job is None and not self.symptom and self.kind not in EVIDENCE
+        return Severity.SEV1 if of_node or self.verdict else DEFAULT_SEVERITY[self.kind]
 
     @property
     def is_echo(self) -> bool:
         """Whether this is what a peer of the really failed rank would report, or another consequence of something else."""
         return self.symptom or self.kind in ECHOES
+
+    @property
+    def is_stall(self) -> bool:
+        """Whether a rank merely stands still, as its pace tells: it may go on by itself."""
+        return self.job is not None and self.kind in STALLS and self.method is DetectionMethod.STATISTICS
+
+    @property
+    def order(self) -> tuple[int, Severity, bool, bool, float, str]:
+        """Of several failures, the one with the least order explains the others.
+
+        Causes come before a flapping link, that before what peers report, and mere symptoms last; then the graver, what is
+        certain before what may pass, the node's word on hardware and the rank's on the rest, and the earlier.
+        """
+        is_link = self.job is None and self.kind is ErrorKind.LINK_FLAPPING
+        rank = 0 if not self.is_echo else 1 if is_link else 3 if self.symptom else 2
+        foreign = (self.job is None) is not (self.severity is Severity.SEV1)
+        return rank, self.severity, self.not_before > self.seen_at, foreign, self.seen_at, self.id

@@ -12,8 +12,14 @@ from unicron_lib.domain.plans import Assignment, Layout
 POSITIVE = (
     *("num_layers", "hidden_size", "num_attention_heads", "seq_length", "vocab_size", "micro_batch_size"),
     *("global_batch_size", "train_iters", "save_interval", "save_retain", "log_interval", "min_gpus", "lr"),
+    "distributed_timeout_minutes",
 )
-FINITE = ("weight", "transition_s", "lr", "min_lr", "weight_decay", "clip_grad", "pace_s")
+FINITE = (
+    *("weight", "transition_s", "lr", "min_lr", "weight_decay", "clip_grad", "pace_s", "restart_window_s"),
+    *("hang_factor", "hang_patience_s", "distributed_timeout_minutes"),
+)
+SECTIONS = ("setup", "step", "eval", "checkpoint")
+"""Sections of training whose longest silence a job's owner may set."""
 MAX_WEIGHT = 1e6
 MAX_FLOPS = 1e24
 """Bounds that keep every sum of the objective finite."""
@@ -93,7 +99,7 @@ class JobSpec:
             ),
             (min(self.transition_s, self.pace_s, self.min_lr) < 0, "transition_s, pace_s and min_lr must not be negative"),
             (self.load not in {"", "latest"}, f'load is {self.load!r}, it must be "latest" or left out'),
-            (self.max_restarts < 0, "max_restarts must not be negative"),
+            (min(self.max_restarts, self.restart_window_s) < 0, "max_restarts and restart_window_s must not be negative"),
             (self.min_gpus > most, f"min_gpus {self.min_gpus} is greater than max_gpus {self.max_gpus}"),
             (
                 bool(self.micro_batch_size) and self.global_batch_size % self.micro_batch_size != 0,
@@ -110,6 +116,7 @@ class JobSpec:
             (self.vocab_size < 256 and self.data_path.startswith("builtin:"), "byte tokens need a vocab_size of at least 256"),
             (self.params_dtype not in {"float32", "float64", "bfloat16"}, f"params_dtype {self.params_dtype!r} is unknown"),
             *self._throughput_checks(),
+            *self._timeout_checks(),
         )
 
     def _throughput_checks(self) -> tuple[tuple[bool, str], ...]:
@@ -136,6 +143,25 @@ class JobSpec:
                 bool(by_pool and self.throughput_flops),
                 "throughput_flops and throughput_by_pool are both given: keep one of them",
             ),
+        )
+
+    def _timeout_checks(self) -> tuple[tuple[bool, str], ...]:
+        """An outer limit that ends first would cut off what an inner one is going to heal."""
+        collective_s = 60.0 * self.distributed_timeout_minutes
+        step_s = self.section_timeouts_s.get("step", 0.0)
+        unknown = sorted(set(self.section_timeouts_s) - set(SECTIONS))
+        wrong = sorted(key for key, limit_s in self.section_timeouts_s.items() if not (isfinite(limit_s) and limit_s > 0))
+        rule = (
+            f"must be less than distributed_timeout_minutes, {self.distributed_timeout_minutes:g} minutes: "
+            "else the collectives give up before the hang is found"
+        )
+        return (
+            (not self.hang_factor > 1, f"hang_factor is {self.hang_factor:g}, it must be greater than 1"),
+            (self.hang_patience_s < 0, "hang_patience_s must not be negative"),
+            (bool(unknown), f"section_timeouts_s has {', '.join(unknown)}; the sections are {', '.join(SECTIONS)}"),
+            (bool(wrong), f"section_timeouts_s of {', '.join(wrong)} must be a finite number greater than 0"),
+            (step_s >= collective_s, f"section_timeouts_s of step, {step_s:g} s, {rule}"),
+            (self.hang_patience_s >= collective_s, f"hang_patience_s, {self.hang_patience_s:g} s, {rule}"),
         )
 
     @property
@@ -179,8 +205,10 @@ class JobState:
     `generation` is the newest one that a plan has decided: the fencing token. `assignment` is where that (or, while a
     transition runs, the previous) generation lives; `pending` where the running transition moves it.
     `iteration` is the last one that the journal knows of, `failed_at` the one at which the job last failed, and
-    `stuck_restarts` counts the failures since then that came without a new iteration. `restored` tells whether
-    this submission has chosen where to begin, `measured` holds its own FLOP/s by number of GPUs in the pool `measured_in`.
+    `stuck_restarts` counts the failures since then that came without a new iteration. `failed_times` are those of the
+    answers to failures of the job's own within its `restart_window_s`. `restored` tells whether this submission has chosen
+    where to begin, `measured` holds its own FLOP/s by number of GPUs in the pool `measured_in`, `stragglers` what slows its
+    present generation down: the rank (or "job"), and the evidence.
     """
 
     spec: JobSpec
@@ -191,9 +219,11 @@ class JobState:
     iteration: int = -1
     failed_at: int | None = None
     stuck_restarts: int = 0
+    failed_times: tuple[float, ...] = ()
     restored: bool = False
     measured: Mapping[int, float] = field(default_factory=dict)
     measured_in: str = ""
+    stragglers: Mapping[str, str] = field(default_factory=dict)
     submission: str = ""
     reason: str = ""
 

@@ -19,6 +19,7 @@ def control_programs(site: Site) -> tuple[Program, ...]:
             "controller",
             *("-m", "unicron_lib.controller", "--host", "127.0.0.1", "--port", str(site.controller_port)),
             *("--token-file", str(site.token_file), "--store-url", site.store_url),
+            *("--scale-up-snooze-s", str(site.scale_up_snooze_s)),
         ),
         _program(site, "recovery", "-m", "flows.service"),
         _program(site, "worker", "-m", "prefect", "worker", "start", "--pool", "unicron", "--type", "process"),
@@ -33,6 +34,7 @@ def agent_program(site: Site, node: str) -> Program:
         *("-m", "unicron_lib.agent", "--controller", f"ws://127.0.0.1:{site.controller_port}/v1/agents"),
         *("--token-file", str(site.token_file), "--node", node, "--address", site.address(node)),
         *("--num-gpus", str(site.gpus_per_node), "--run-dir", str(site.run_dir), "--interface", "lo"),
+        *("--kernel-log", "none"),  # what happens to this machine would happen to every node
     )
 
 

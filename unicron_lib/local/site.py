@@ -18,7 +18,10 @@ JOB_FILES = REPOSITORY / "infra" / "jobs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Everything that the processes of one local cluster share. `s3_port` 0 means the `file://` store."""
+    """Everything that the processes of one local cluster share. `s3_port` 0 means the `file://` store.
+
+    `scale_up_snooze_s` is the controller's; 0, for here nodes come and go because somebody plays with them.
+    """
 
     cluster_id: str
     home: str
@@ -28,6 +31,7 @@ class Site:
     controller_port: int
     s3_port: int = 0
     supervisor_pid: int = 0
+    scale_up_snooze_s: float = 0.0
 
     @property
     def path(self) -> Path:

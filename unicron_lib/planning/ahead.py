@@ -13,8 +13,9 @@ from unicron_lib.domain.cluster import ClusterState, Node, NodeStatus
 from unicron_lib.domain.events import Event, FailureDetected, JobFinished, NodeJoined
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 from unicron_lib.domain.journal import fold
+from unicron_lib.domain.judging import Policy
 from unicron_lib.domain.plans import PlanKind
-from unicron_lib.domain.recovery import Policy, decide
+from unicron_lib.domain.recovery import decide
 from unicron_lib.errors import InfeasibleError
 from unicron_lib.planning.allocation import Allocation, Request
 from unicron_lib.planning.plan_table import METHOD, Families, Key, key_of

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from unicron_lib.agent.beats import BEAT_FILE
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.errors import UserError
 
@@ -28,6 +29,7 @@ class RankEnvironment:
     agent_socket: str
     store_url: str
     restore_from: str | None = None
+    beat_file: Path | None = None
 
     @property
     def job(self) -> str:
@@ -51,6 +53,7 @@ def read_environment(variables: Mapping[str, str]) -> RankEnvironment:
             agent_socket=variables["UNICRON_AGENT_SOCKET"],
             store_url=variables["UNICRON_STORE_URL"],
             restore_from=variables.get("UNICRON_RESTORE_FROM") or None,
+            beat_file=Path(variables[BEAT_FILE]) if variables.get(BEAT_FILE) else None,
         )
     except KeyError as error:
         raise UserError(f"the variable {error.args[0]} is not set: ranks are started by an agent") from error

@@ -12,8 +12,8 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from unicron_lib.training.environment import RankEnvironment
 
-COLLECTIVE_TIMEOUT_S = 60.0
-"""gloo cannot be aborted: whoever waits for a stopped peer waits this long, unless the agent kills the peer."""
+STORE_TIMEOUT_S = 60.0
+"""For calls of the rendezvous store."""
 
 
 class CollectiveFailed(Exception):
@@ -59,24 +59,33 @@ def choose_device(local_rank: int) -> torch.device:
 
 
 def join(env: RankEnvironment, device: torch.device) -> Bulletin:
-    """Meet the other ranks of the generation and form the process group; raises CollectiveFailed."""
+    """Meet the other ranks of the generation and form the process group; raises CollectiveFailed.
+
+    gloo cannot be aborted: whoever waits for a stopped peer waits as long as the job's `distributed_timeout_minutes`, unless
+    the agent kills the peer.
+    """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_towards(env.master_addr))
     # 2: abort what hangs but leave the process alone, which has a state to save
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
-    timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
     prefix = f"{env.job}/g{env.generation}"
     try:
-        stores = [_connect(env, timeout) for _ in range(2)]  # a store's client serves one waiting call at a time
+        stores = [_connect(env) for _ in range(2)]  # a store's client serves one waiting call at a time
         dist.init_process_group(
             backend="nccl" if device.type == "cuda" else "gloo",
             store=PrefixStore(f"{prefix}/groups", stores[0]),
             rank=env.rank,
             world_size=env.world_size,
-            timeout=timeout,
+            timeout=timedelta(minutes=env.spec.distributed_timeout_minutes),
         )
     except RuntimeError as error:
         raise CollectiveFailed(type(error).__name__, str(error)) from None
     return Bulletin(PrefixStore(f"{prefix}/bulletin", stores[1]))
+
+
+def finish_own_work(device: torch.device) -> None:
+    """Wait until the rank's GPU has done all that it was asked for: what comes next is waiting for others."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def sum_over_ranks(buffer: torch.Tensor) -> None:
@@ -106,5 +115,6 @@ def interface_towards(address: str) -> str:
     return "lo"
 
 
-def _connect(env: RankEnvironment, timeout: timedelta) -> TCPStore:
+def _connect(env: RankEnvironment) -> TCPStore:
+    timeout = timedelta(seconds=STORE_TIMEOUT_S)
     return TCPStore(env.master_addr, env.master_port, is_master=False, timeout=timeout)

@@ -1,5 +1,6 @@
 """A rank's connection to its agent: reports go up, orders come down."""
 
+import logging
 import os
 import socket
 import threading
@@ -10,6 +11,8 @@ from typing import Literal
 
 from unicron_lib.agent.rank_messages import FromRank, RankOrder, from_rank, rank_order
 
+log = logging.getLogger(__name__)
+
 
 class AgentLink:
     """JSON lines over the agent's Unix socket. A rank whose agent is gone has nobody to obey: it exits with 1."""
@@ -19,6 +22,7 @@ class AgentLink:
         self._socket.connect(path)
         self._orders: SimpleQueue[RankOrder] = SimpleQueue()
         self._is_draining = False
+        self._slowness = 1.0
         self._standing_answer: FromRank | None = None
         self._answering = threading.Lock()
         threading.Thread(target=self._listen, name="agent-link", daemon=True).start()
@@ -35,11 +39,21 @@ class AgentLink:
         fault: Literal["raise", "nan"] | None = None
         while True:
             try:
-                order = self._orders.get_nowait().order
+                order = self._orders.get_nowait()
             except Empty:
                 return fault
-            if order in {"raise", "nan"}:
-                fault = order
+            match order.order:
+                case "raise" | "nan" as fault:
+                    pass
+                case "slow":
+                    self._slowness = max(1.0, order.amount)
+                case _:
+                    log.info("training: %s is ignored", order.order)
+
+    @property
+    def slowness(self) -> float:
+        """How many times as long its own part of an iteration takes a rank that was ordered to be slow; 1 for others."""
+        return self._slowness
 
     @property
     def is_draining(self) -> bool:

@@ -1,12 +1,12 @@
 """A rank's life: hello, restore, train; then finish, drain, or park with the state in memory until it is fetched."""
 
+import faulthandler
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-import traceback
 from typing import assert_never
 
 import torch
@@ -14,12 +14,16 @@ import torch
 # imported here so that ranks, forked from a process that has imported this module, need not
 import unicron_lib.adapters.s3  # noqa: F401
 from unicron_lib.adapters.stores import open_store
+from unicron_lib.agent.beats import BeatWriter
+from unicron_lib.agent.error_file import leave_error
 from unicron_lib.agent.rank_messages import RankDrained, RankFailed, RankFinished, RankHello
 from unicron_lib.checkpointing.repository import CheckpointRepository
+from unicron_lib.detection.sections import Section
 from unicron_lib.errors import CheckpointError, StaleGeneration
 from unicron_lib.training import groups
 from unicron_lib.training.environment import RankEnvironment, read_environment
 from unicron_lib.training.groups import Bulletin, CollectiveFailed
+from unicron_lib.training.last_words import end_with_threads, last_words
 from unicron_lib.training.ledger import Ledger, ledger_directory
 from unicron_lib.training.link import AgentLink
 from unicron_lib.training.loop import Loop, Work
@@ -30,7 +34,6 @@ from unicron_lib.training.shards import read_state
 
 log = logging.getLogger(__name__)
 TERMINATED = 143
-TRACEBACK_LIMIT = 16_384
 COMMIT_DEADLINE_S = 90.0
 """How long a drained rank waits for rank 0's commit: longer than rank 0 waits for the others' shards."""
 RETRY_S = 2.0
@@ -44,7 +47,10 @@ def main() -> None:
     env = read_environment(os.environ)
     link = AgentLink(env.agent_socket)
     link.send(RankHello(job=env.job, generation=env.generation, rank=env.rank, pid=os.getpid()))
-    sys.exit(Rank(env, link).live())
+    faulthandler.enable()
+    rank = Rank(env, link)
+    end_with_threads(rank.report)
+    sys.exit(rank.live())
 
 
 class Rank:
@@ -53,6 +59,7 @@ class Rank:
     def __init__(self, env: RankEnvironment, link: AgentLink) -> None:
         self._env = env
         self._link = link
+        self._beats = BeatWriter.open(env.beat_file)
         self._position = Position()
         self._restored = -1
         self._replica: Replica | None = None
@@ -62,33 +69,32 @@ class Rank:
         failure = self._train()
         if failure is None:
             return 0
-        self._link.send(failure)
-        log.error("%s: %s", failure.error_type, failure.message)
+        self._tell(failure)
         # the exception is gone by now, and with it what would keep the connections to the peers open
         groups.leave()
         return self._park() if failure.parked else 1
+
+    def report(self, error: BaseException) -> None:
+        """Tell of an exception that ends this rank."""
+        self._tell(last_words(error, self._env, iteration=self._position.iteration))
 
     def _train(self) -> RankFailed | None:
         """The one place that catches: a lost peer leaves this rank's state whole, anything else does not."""
         try:
             self._set_up_and_run()
         except CollectiveFailed as error:
-            return self._failed(error.error_type, str(error), parked=True)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the agent must hear it from us
-            return self._failed(type(error).__name__, str(error), parked=False)
+            return last_words(error, self._env, iteration=self._position.iteration, error_type=error.error_type, parked=True)
+        except SystemExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the agent must hear it from us
+            return last_words(error, self._env, iteration=self._position.iteration)
         return None
 
-    def _failed(self, error_type: str, message: str, *, parked: bool) -> RankFailed:
-        return RankFailed(
-            job=self._env.job,
-            generation=self._env.generation,
-            rank=self._env.rank,
-            iteration=self._position.iteration,
-            error_type=error_type,
-            message=message,
-            traceback=traceback.format_exc()[-TRACEBACK_LIMIT:],
-            parked=parked,
-        )
+    def _tell(self, failure: RankFailed) -> None:
+        self._link.send(failure)
+        log.error("%s: %s", failure.error_type, failure.message)
+        if not failure.parked:
+            leave_error(f"{failure.error_type}: {failure.message}", failure.traceback)
 
     def _set_up_and_run(self) -> None:
         env = self._env
@@ -104,7 +110,15 @@ class Rank:
             replica.load(state)
             del state
         self._replica = replica
-        loop = Loop(env, replica=replica, work=work, saver=self._saver, link=self._link, position=self._position)
+        loop = Loop(
+            env,
+            replica=replica,
+            work=work,
+            saver=self._saver,
+            link=self._link,
+            beats=self._beats,
+            position=self._position,
+        )
         with Ledger(ledger_directory(env.run_dir, env.job), generation=env.generation, rank=env.rank) as ledger:
             is_finished = loop.run(ledger)
         self._end(replica, bulletin, is_finished=is_finished)
@@ -133,6 +147,7 @@ class Rank:
         """Save the last state together with the other ranks and say so."""
         env, iteration = self._env, self._position.iteration
         manifest = env.restore_from
+        self._beats.mark(Section.CHECKPOINT)
         if iteration > self._restored:
             manifest = self._save_together(replica, bulletin, must_succeed=is_finished)
         if is_finished:
@@ -147,6 +162,7 @@ class Rank:
         is_saved = self._saver.save_now(self._position, replica.state())
         while must_succeed and not is_saved and not self._saver.is_stale:
             self._refuse_to_wait_in_a_drain()
+            self._beats.mark()
             time.sleep(RETRY_S)
             is_saved = self._saver.save_now(self._position, replica.state())
         if self._env.rank == 0:
@@ -162,6 +178,7 @@ class Rank:
         deadline = time.monotonic() + COMMIT_DEADLINE_S
         while must_succeed or time.monotonic() < deadline:
             key = bulletin.read(f"commit/{iteration}", timeout_s=1.0)
+            self._beats.mark()
             if key is not None:
                 return key or None
             if must_succeed:
@@ -175,6 +192,7 @@ class Rank:
 
     def _park(self) -> int:
         """Keep the state of the last complete iteration until it is fetched or nobody wants it; returns the exit code."""
+        self._beats.mark(Section.PARKED)
         while True:
             order = self._link.next_order().order
             match order:

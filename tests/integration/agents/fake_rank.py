@@ -1,10 +1,12 @@
 """A rank without torch: speaks the agent's protocol and does what `data_path` of its job asks for."""
 
+import ctypes
 import json
 import os
 import queue
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -33,13 +35,14 @@ class Wire:
     def say(self, kind: str, **more: object) -> None:
         self.socket.sendall(json.dumps({"type": kind, **self.identity, **more}).encode() + b"\n")
 
-    def progress(self, iteration: int, loss: float = 1.0) -> None:
+    def progress(self, iteration: int, loss: float = 1.0, compute_s: float = STEP_S) -> None:
         world_size = int(os.environ["WORLD_SIZE"])
         self.say(
             "progress",
             iteration=iteration,
             loss=loss,
             iteration_s=STEP_S,
+            compute_s=compute_s,
             flops=1e9 * world_size,
             world_size=world_size,
             at=time.time(),
@@ -60,10 +63,15 @@ def main() -> int:
     return BEHAVIOURS[behaviour](wire)
 
 
-def step(wire: Wire, iteration: int = 0) -> int:
+def alone(wire: Wire) -> int:
+    """Steps without collectives: nobody needs anybody."""
+    return step(wire, compute_s=0.0)
+
+
+def step(wire: Wire, iteration: int = 0, compute_s: float = STEP_S) -> int:
     """Do iterations until an order comes."""
     while True:
-        wire.progress(iteration)
+        wire.progress(iteration, compute_s=compute_s)
         try:
             order = wire.orders.get(timeout=STEP_S)
         except queue.Empty:
@@ -110,6 +118,54 @@ def exit_16(wire: Wire) -> int:
     sys.exit(16)
 
 
+def parent(wire: Wire) -> int:
+    """Leaves the agent's view with its children: one forked, one a program of its own, each in its own session."""
+    forked = os.fork()
+    if forked == 0:
+        os.setsid()  # and keeps the parent's connection to the agent
+        while True:
+            signal.pause()
+    program = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    name = f"children-{wire.identity['job']}"
+    Path(os.environ["UNICRON_RUN_DIR"], name).write_text(f"{forked} {program.pid}")
+    return step(wire)
+
+
+def flood(wire: Wire) -> int:
+    """Says too much, and much of it wrong, then goes on as if nothing was."""
+    for number in range(10_000):
+        wire.failed(0, parked=True, message=f"distinct {number}" if number % 5 == 0 else "the same")
+    for line in (b"{}", b"no JSON", b"\xff\x00\xfe", b"[" * 10_000, b'{"type": "rank_finished", "job": "of others"}', b""):
+        wire.socket.sendall(line + b"\n")
+    for message in ("huge", "huge too"):
+        wire.failed(0, parked=False, message=message + "x" * 50_000_000)
+    wire.say("rank_failed", iteration=0, error_type="Last", message="m", traceback="t" * 900_000, parked=True)
+    wire.say("rank_drained", iteration=7, manifest=None)
+    signal.pause()
+    return 0
+
+
+def flood_on_sign(wire: Wire) -> int:
+    """Tells 3,000 different failures as soon as there is the file `flood`."""
+    wire.progress(0)
+    while not Path(os.environ["UNICRON_RUN_DIR"], "flood").exists():
+        time.sleep(STEP_S)
+    for number in range(3000):
+        wire.failed(0, parked=True, message=f"distinct {number}")
+    wire.say("rank_failed", iteration=0, error_type="Last", message="m", traceback="t", parked=True)
+    signal.pause()
+    return 0
+
+
+def raise_without_words(_: Wire) -> int:
+    raise KeyError("input_ids")
+
+
+def segfault(_: Wire) -> int:
+    ctypes.string_at(0)
+    return 0
+
+
 def obstinate(wire: Wire) -> int:
     """Has a child of its own and ignores SIGTERM."""
     child = os.fork()
@@ -125,11 +181,17 @@ def obstinate(wire: Wire) -> int:
 
 BEHAVIOURS = {
     "step": step,
+    "alone": alone,
     "park": park,
     "fail": fail_at_once,
     "finish": finish,
     "exit16": exit_16,
     "obstinate": obstinate,
+    "parent": parent,
+    "flood": flood,
+    "flood_on_sign": flood_on_sign,
+    "raise": raise_without_words,
+    "segfault": segfault,
 }
 
 

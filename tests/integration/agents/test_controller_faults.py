@@ -83,8 +83,8 @@ async def test_a_killed_agent_leaves_no_process(cluster: LocalCluster) -> None:
     lost = await cluster.observation("node_unreachable")
     assert isinstance(lost.body, NodeUnreachable)
     assert lost.body.jobs == ("a",)
-    assert "connection is closed" in lost.body.reason
-    assert 5.0 <= lost.body.silent_s < 8.0
+    assert "ended without a goodbye" in lost.body.reason or "was reset" in lost.body.reason
+    assert lost.body.silent_s >= 3.0
     assert await cluster.client.observations(job="b") == ()
     assert await cluster.client.observations(job="a") == (lost,)
     assert events(cluster) == ["node_joined", "node_suspected"]
@@ -137,7 +137,7 @@ async def test_a_node_that_was_declared_lost_starts_a_new_life(cluster: LocalClu
         os.kill(pid, signal.SIGSTOP)  # else their peers, were there any, would see them stepping
     lost = await cluster.observation("node_unreachable")
     assert isinstance(lost.body, NodeUnreachable)
-    assert "closed" not in lost.body.reason
+    assert "its connection is open" in lost.body.reason
     agent.send_signal(signal.SIGCONT)
     after = await eventually(lambda: _other_life(cluster, before.boot), "a new life")
     assert after != before.boot

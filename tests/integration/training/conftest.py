@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
+from unicron_lib.agent.beats import BEAT_FILE, beat_path
 from unicron_lib.agent.rank_messages import FromRank, RankOrder, from_rank, rank_order
 from unicron_lib.domain.jobs import JobSpec
 
@@ -76,8 +77,8 @@ class FakeAgent:
         with self._changed:
             return [m for _, m in self.said if isinstance(m, kind) and (m.generation, m.rank) == (generation, rank)]
 
-    def order(self, generation: int, rank: int, order: str) -> None:
-        self._connections[generation, rank].sendall(rank_order.dump_json(RankOrder(order=order)) + b"\n")
+    def order(self, generation: int, rank: int, order: str, amount: float = 0.0) -> None:
+        self._connections[generation, rank].sendall(rank_order.dump_json(RankOrder(order=order, amount=amount)) + b"\n")
 
     def hang_up(self, generation: int, rank: int) -> None:
         self._connections[generation, rank].shutdown(socket.SHUT_RDWR)
@@ -137,6 +138,7 @@ class Ranks:
     def __init__(self, server: ForkServer, run_dir: Path, store_url: str) -> None:
         self._server = server
         self.run_dir = run_dir
+        (run_dir / "beats").mkdir()
         self.store_url = store_url
         self.extra: dict[str, str] = {}
         self._short = tempfile.mkdtemp(prefix="u")
@@ -168,6 +170,7 @@ class Ranks:
                 "UNICRON_RESTORE_FROM": restore_from or "",
                 "UNICRON_JOB_SPEC": TypeAdapter(JobSpec).dump_json(spec).decode(),
                 "UNICRON_NODE": "node-0",
+                BEAT_FILE: str(beat_path(self.run_dir, spec.job, generation, rank)),
             }
             self._spawn(self.name(spec.job, generation, rank), "unicron_lib.training.rank:main", env)
 

@@ -1,0 +1,58 @@
+"""What `unicron status`, `jobs` and `nodes` show of a state, and how the breaker is reset."""
+
+from dataclasses import dataclass
+
+import pytest
+from scenes import running_pair
+
+from unicron_lib.adapters.files import FileStore
+from unicron_lib.cli import look
+from unicron_lib.cli.nodes import _reset_breaker
+from unicron_lib.domain.events import BreakerTripped, NodeNoted, StragglerDetected
+from unicron_lib.errors import UserError
+from unicron_lib.journal import Journal
+
+
+@dataclass
+class FakeTarget:
+    """A target of which only the journal is asked."""
+
+    store: FileStore
+    ui_url: str = ""
+
+    def journal(self):
+        return Journal(self.store)
+
+
+@pytest.fixture
+def target(tmp_path, monkeypatch):
+    """A journal of two running jobs."""
+    found = FakeTarget(FileStore(tmp_path))
+    journal = found.journal()
+    for event in running_pair().events:
+        journal.append(event)
+    monkeypatch.setattr(look, "_live", lambda _: {})
+    return found
+
+
+def test_notes_and_slow_ranks_are_shown_with_what_they_are_about(target):
+    journal = target.journal()
+    boot, generation = journal.refresh().nodes["node-1"].boot, journal.state.jobs["gpt-a"].generation
+    journal.append(NodeNoted(id="n", at=1.0, node="node-1", boot=boot, code="gpu_hot", text="GPU 1 at 95 C", active=True))
+    journal.append(
+        StragglerDetected(id="s", at=1.0, job="gpt-a", generation=generation, ratio=1.4, reason="slow", rank=3, node="node-2")
+    )
+    state = look.read_state(target)
+    assert {row["node"]: row["notes"] for row in look.node_rows(state)}["node-1"] == "gpu_hot: GPU 1 at 95 C"
+    assert {row["job"]: row["slow"] for row in look.job_rows(state, {})}["gpt-a"] == "rank 3 1.40x at node-2: slow"
+
+
+def test_the_breaker_is_a_banner_until_a_person_resets_it(target):
+    assert not [part for part in look._screen(target) if isinstance(part, str)]
+    target.journal().append(BreakerTripped(id="t", at=1.0, reason="too many"))
+    (banner,) = (part for part in look._screen(target) if isinstance(part, str))
+    assert "unicron nodes --reset-breaker" in banner
+    _reset_breaker(target)
+    assert not [part for part in look._screen(target) if isinstance(part, str)]
+    with pytest.raises(UserError, match="has not tripped"):
+        _reset_breaker(target)

@@ -1,0 +1,90 @@
+"""Harm on purpose: to the ranks of this node, and to what its probes see."""
+
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Literal, Protocol, assert_never
+
+from unicron_lib.agent.messages import GpuInjection, InjectFault, RankFault
+from unicron_lib.agent.rank_messages import RankOrder
+from unicron_lib.agent.ranks import Rank, Ranks
+from unicron_lib.domain.events import Scalar
+from unicron_lib.errors import AgentError
+
+SIGNALS: Mapping[str, signal.Signals] = MappingProxyType({"crash": signal.SIGKILL, "hang": signal.SIGSTOP})
+ORDERS: Mapping[str, Literal["raise", "nan", "slow"]] = MappingProxyType({"exception": "raise", "nan": "nan", "slow": "slow"})
+
+
+class InjectableGpus(Protocol):
+    """What looks at the GPUs and can be made to see things."""
+
+    def inject(self, kind: Literal["ecc", "nvlink", "gpu-lost"], gpu: int) -> None:
+        """From the next look on, that GPU shows the fault."""
+
+
+class InjectableKernel(Protocol):
+    """What reads the kernel's log and can be made to read things."""
+
+    def address_of(self, gpu: int) -> str:
+        """The PCI address of a GPU, as the driver writes it."""
+
+    def inject(self, line: str) -> None:
+        """Take in a line as if the kernel had written it."""
+
+
+class Injection:
+    """Does what an `InjectFault` asks for.
+
+    What an agent does to itself, `node-loss` and `partition`, is its uplink's: the answer has to be sent before.
+    """
+
+    def __init__(self, *, node: str, num_gpus: int, ranks: Ranks, gpus: InjectableGpus, kernel: InjectableKernel) -> None:
+        self._node = node
+        self._num_gpus = num_gpus
+        self._ranks = ranks
+        self._gpus = gpus
+        self._kernel = kernel
+
+    def carry_out(self, command: InjectFault) -> dict[str, Scalar]:
+        """Do it; raises AgentError if there is no such rank or GPU here."""
+        fault = command.fault
+        match fault:
+            case "node-loss" | "partition":
+                return {}
+            case "ecc" | "xid" | "nvlink" | "gpu-lost":
+                return self._harm_gpu(fault, command)
+            case "crash" | "hang" | "slow" | "exception" | "nan":
+                return self._harm_rank(fault, command)
+        assert_never(fault)
+
+    def _harm_rank(self, fault: RankFault, command: InjectFault) -> dict[str, Scalar]:
+        rank = self._newest(command.job, command.rank)
+        if fault in SIGNALS:
+            with suppress(ProcessLookupError):
+                os.kill(rank.pid, SIGNALS[fault])
+        else:
+            rank.order(RankOrder(order=ORDERS[fault], amount=command.amount))
+        return {"pid": rank.pid, "generation": rank.generation}
+
+    def _newest(self, job: str, number: int) -> Rank:
+        found = self._ranks.where(lambda rank: rank.is_alive and (rank.job, rank.rank) == (job, number))
+        if not found:
+            raise AgentError(f"rank {number} of job {job} does not run on {self._node}")
+        return found[-1]
+
+    def _harm_gpu(self, fault: GpuInjection, command: InjectFault) -> dict[str, Scalar]:
+        gpu = command.gpu
+        if not 0 <= gpu < self._num_gpus:
+            raise AgentError(f"{self._node} has no GPU {gpu}: it has {self._num_gpus}, counted from 0")
+        if fault == "xid":
+            self._kernel.inject(xid_line(self._kernel.address_of(gpu), int(command.amount)))
+        else:
+            self._gpus.inject(fault, gpu)
+        return {"gpu": gpu}
+
+
+def xid_line(address: str, xid: int) -> str:
+    """What the NVIDIA driver logs when the GPU at a PCI address reports an Xid."""
+    return f"NVRM: Xid (PCI:{address}): {xid}, pid='<unknown>', name=<unknown>, injected"

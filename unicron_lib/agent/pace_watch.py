@@ -1,0 +1,150 @@
+"""Looks at the beat pages of all ranks of the node, ten times a second, and tells which of them stand still."""
+
+import asyncio
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from unicron_lib.agent.beats import BeatReader, beat_path
+from unicron_lib.agent.messages import RankResumed, RankStalled
+from unicron_lib.agent.ranks import Phase, Rank, RankKey, Ranks
+from unicron_lib.detection.pace import Beat, Pace, Resumed, Stalled
+from unicron_lib.detection.sections import PACED, Section
+
+log = logging.getLogger(__name__)
+LOOK_S = 0.1
+BLIND_S = 0.6
+"""A look that comes so much later than the last one has missed something: this process itself was stopped, or starved."""
+MEMORY = Path("/dev/shm")  # noqa: S108 - private directories are made in it
+PREFIX = "unicron-beats-"
+NEW_S = 60.0
+
+
+class _Watched:
+    """A rank with its page."""
+
+    def __init__(self, rank: Rank, path: Path) -> None:
+        self.rank = rank
+        self.pace = Pace(rank.limits)
+        self._path = path
+        self._reader: BeatReader | None = None
+
+    def read(self) -> Beat | None:
+        if self._reader is None:
+            try:
+                self._reader = BeatReader(self._path)
+            except FileNotFoundError:
+                return None
+        return self._reader.read()
+
+    def forget(self) -> None:
+        if self._reader:
+            self._reader.close()
+        self._path.unlink(missing_ok=True)
+
+
+class PaceWatch:
+    """Watches the ranks of `ranks`, whose pages are below `directory`; what it finds is told to `tell`."""
+
+    def __init__(self, *, ranks: Ranks, directory: Path, tell: Callable[[RankStalled | RankResumed], None]) -> None:
+        self._ranks = ranks
+        self._directory = directory
+        self._tell = tell
+        self._watched: dict[RankKey, _Watched] = {}
+        self._looked_at: float | None = None
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            try:
+                self.look(now=time.monotonic())
+            except Exception:  # a watch that ends in silence would be worse
+                log.exception("this look at the ranks failed, another one follows")
+            await asyncio.sleep(LOOK_S)
+
+    def look(self, *, now: float) -> None:
+        """One look at all ranks, at `now` (monotonic)."""
+        self._renew()
+        if self._looked_at is not None and now - self._looked_at > BLIND_S:
+            for watched in self._watched.values():
+                watched.pace.restart_clock(now)
+        self._looked_at = now
+        beats = {key: beat for key, watched in self._watched.items() if (beat := watched.read())}
+        busy = {key[:2] for key, beat in beats.items() if beat.section not in PACED}
+        for key, beat in beats.items():
+            watched = self._watched[key]
+            if beat.section is Section.COLLECTIVE and key[:2] in busy:
+                watched.pace.restart_clock(now)  # it waits for a rank that may take its time
+            if finding := watched.pace.look(beat, now):
+                self._tell(_told(watched.rank, finding))
+
+    def _renew(self) -> None:
+        living = {rank.key: rank for rank in self._ranks.alive if rank.phase is Phase.RUNNING and not rank.asked_to_stop}
+        for key in [key for key in self._watched if key not in living]:
+            self._watched.pop(key).forget()
+        for key, rank in living.items():
+            if key not in self._watched:
+                self._watched[key] = _Watched(rank, beat_path(self._directory, *key))
+
+
+def _told(rank: Rank, finding: Stalled | Resumed) -> RankStalled | RankResumed:
+    job, generation, number = rank.key
+    if isinstance(finding, Resumed):
+        log.info("rank %s goes on after %.1f s", rank.key, finding.silent_s)
+        return RankResumed(job=job, generation=generation, rank=number, iteration=finding.iteration, silent_s=finding.silent_s)
+    log.warning("rank %s is silent in section %s for %.1f s", rank.key, finding.section, finding.silent_s)
+    return RankStalled(
+        job=job,
+        generation=generation,
+        rank=number,
+        iteration=finding.iteration,
+        section=finding.section.value,
+        silent_s=finding.silent_s,
+        limit_s=finding.limit_s,
+        usual_s=finding.usual_s,
+        wait_s=max(0.0, rank.limits.patience_s - finding.silent_s),
+    )
+
+
+@contextmanager
+def beat_directory(directory: Path) -> Iterator[None]:
+    """Make `directory`/beats, in memory: on a disk, a rank could wait for the disk whenever it gives a sign.
+
+    What an agent that was killed has left in memory is removed by the next one.
+    """
+    link = directory / "beats"
+    if not os.access(MEMORY, os.W_OK):
+        link.mkdir(exist_ok=True)
+        yield
+        return
+    _sweep()
+    link.unlink(missing_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=PREFIX, dir=MEMORY))
+    lock = os.open(place, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        link.symlink_to(place)
+        yield
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        os.close(lock)
+
+
+def _sweep() -> None:
+    """Remove this user's directories that no living agent holds the lock of; a new one may not be locked yet."""
+    for place in MEMORY.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - place.stat().st_mtime < NEW_S:
+                continue
+            lock = os.open(place, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(place, ignore_errors=True)
+            finally:
+                os.close(lock)

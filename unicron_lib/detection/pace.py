@@ -1,0 +1,163 @@
+"""Has a rank stopped? The time since its last sign of life against a robust baseline of its own pace. Pure.
+
+Only the rank's own marks count: whether its GPU is busy, or can be asked at all, is no evidence. A baseline belongs to one
+rank of one generation, so that every transition makes it be learned anew.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass
+from math import exp, log
+
+from unicron_lib.detection.sections import PACED, Limits, Section
+
+WARM_UP = 5
+"""Iterations, after the first one, that have to be known before a paced section is judged by them."""
+YOUNG = 16
+"""A baseline of fewer iterations may have missed the longer ones: its limit is twice as wide."""
+KEPT = 512
+FLOOR_S = 0.3
+"""Shorter silences are told of nobody: schedulers, garbage collectors and the watcher itself take their time."""
+QUARTILES_TO_SIGMA = 1.349
+SIGMAS = 8.0
+"""Many, since an iteration lasts as long as its slowest rank needs, and that scatters less than what each of them needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """A rank's newest sign of life, `at` by the monotonic clock, seconds.
+
+    `iteration` is the last complete one, `iteration_s` its duration without sections that have limits of their own (0: not
+    known). `marks` counts the signs.
+    """
+
+    iteration: int
+    section: Section
+    marks: int
+    at: float
+    iteration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalled:
+    """A rank is silent for longer than it may be; `usual_s` is its usual iteration, 0 if that is not known."""
+
+    iteration: int
+    section: Section
+    silent_s: float
+    limit_s: float
+    usual_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """A rank that was told to be stalled goes on, after `silent_s`."""
+
+    iteration: int
+    silent_s: float
+
+
+class Baseline:
+    """The newest durations of iterations, as logarithms, in order: quantiles cost nothing."""
+
+    def __init__(self) -> None:
+        self._newest: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def add(self, duration_s: float) -> None:
+        """Take in a duration; the oldest of more than `KEPT` is forgotten."""
+        value = log(duration_s)
+        self._newest.append(value)
+        insort(self._sorted, value)
+        if len(self._newest) > KEPT:
+            del self._sorted[bisect_left(self._sorted, self._newest.popleft())]
+
+    @property
+    def median_s(self) -> float:
+        """The usual duration."""
+        return exp(self._sorted[len(self._sorted) // 2])
+
+    def limit_s(self, factor: float) -> float:
+        """What no normal iteration takes: `factor` times the median, or more if they scatter.
+
+        They scatter if the quartiles say so, but nothing is believed to take more than
+        twice as long as the longest that was seen.
+        """
+        count = len(self._sorted)
+        median, longest = self.median_s, exp(self._sorted[-1])
+        sigma = (self._sorted[3 * count // 4] - self._sorted[count // 4]) / QUARTILES_TO_SIGMA
+        scattered = min(median * exp(min(SIGMAS * sigma, 50.0)), 2 * longest)
+        limit = max(factor * median, scattered, 1.25 * longest)
+        return 2 * limit if count < YOUNG else limit
+
+
+class Pace:
+    """The pace of one rank in one generation."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._baseline = Baseline()
+        self._limit_s = 0.0
+        self._iteration: int | None = None
+        self._outliers: list[float] = []
+        self._not_before = 0.0
+        self._told: Beat | None = None
+
+    def look(self, beat: Beat, now: float) -> Stalled | Resumed | None:
+        """What is new at `now` (monotonic): each stall is told once, and its end if there is one."""
+        if self._told and beat.marks != self._told.marks:
+            resumed = Resumed(iteration=beat.iteration, silent_s=max(0.0, beat.at - self._told.at))
+            self._told = None
+            return resumed
+        self._learn(beat)
+        silent_s = now - max(beat.at, self._not_before)
+        if self._told or silent_s <= FLOOR_S:
+            return None
+        limit_s = self.limit_s(beat.section)
+        if limit_s is None or silent_s <= limit_s:
+            return None
+        self._told = beat
+        return Stalled(iteration=beat.iteration, section=beat.section, silent_s=silent_s, limit_s=limit_s, usual_s=self.usual_s)
+
+    def restart_clock(self, now: float) -> None:
+        """Nobody has looked for a while: silence counts from `now` on."""
+        self._not_before = now
+
+    @property
+    def usual_s(self) -> float:
+        """The usual duration of an iteration, 0 as long as too few are known."""
+        return self._baseline.median_s if self._is_warm else 0.0
+
+    def limit_s(self, section: Section) -> float | None:
+        """How long the rank may be silent in `section`; None: for ever."""
+        if section not in PACED:
+            return self._limits.fixed_s.get(section)
+        if self._limits.step_s is not None:
+            return self._limits.step_s
+        return max(FLOOR_S, self._limit_s) if self._is_warm else self._limits.fixed_s[Section.SETUP]
+
+    @property
+    def _is_warm(self) -> bool:
+        return len(self._baseline) >= WARM_UP
+
+    def _learn(self, beat: Beat) -> None:
+        """Take in a complete iteration. The first one is special, and one beyond the limit is not normal."""
+        if beat.iteration == self._iteration or not beat.iteration_s > 0.0:
+            return
+        is_first, self._iteration = self._iteration is None, beat.iteration
+        if is_first:
+            return
+        if self._is_warm and beat.iteration_s > self._limit_s:
+            self._outliers.append(beat.iteration_s)
+            if len(self._outliers) < WARM_UP:
+                return
+            learned, self._baseline = self._outliers, Baseline()  # that many in a row are the new pace
+        else:
+            learned = [beat.iteration_s]
+        self._outliers = []
+        for duration_s in learned:
+            self._baseline.add(duration_s)
+        self._limit_s = self._baseline.limit_s(self._limits.hang_factor)

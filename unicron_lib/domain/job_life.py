@@ -1,0 +1,78 @@
+"""The part of the fold that follows jobs: submitted, measured, slowed down, ended."""
+
+from dataclasses import replace
+
+from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus
+from unicron_lib.domain.events import (
+    JobCancelled,
+    JobFinished,
+    JobSubmitted,
+    RebalanceDue,
+    StragglerCleared,
+    StragglerDetected,
+    ThroughputMeasured,
+)
+from unicron_lib.domain.incidents import planned_change
+from unicron_lib.domain.jobs import ENDED, JobState, JobStatus
+
+
+def job_submitted(state: ClusterState, event: JobSubmitted) -> ClusterState:
+    """A job that has ended may be submitted anew under its name; its generations go on rising."""
+    name = event.spec.job
+    before = state.jobs.get(name)
+    if before and before.status not in ENDED:
+        return state
+    job = JobState(spec=event.spec, submission=event.submission)
+    if before:
+        job = replace(job, generation=before.generation, assignment=before.assignment, pending=before.pending)
+    return state.with_job(job).with_incident(planned_change(event, job=name))
+
+
+def throughput_measured(state: ClusterState, event: ThroughputMeasured) -> ClusterState:
+    """Planning knows the job's own figures from now on."""
+    job = state.jobs.get(event.job)
+    if job is None or job.submission != event.submission:
+        return state
+    known = job.measured if event.pool == job.measured_in else {}  # GPUs of another pool are other GPUs
+    return state.with_job(replace(job, measured={**known, event.num_gpus: event.flops}, measured_in=event.pool))
+
+
+def rebalance_due(state: ClusterState, event: RebalanceDue) -> ClusterState:
+    """All pools are to be looked at."""
+    return state.with_incident(planned_change(event))
+
+
+def straggler_changed(state: ClusterState, event: StragglerDetected | StragglerCleared) -> ClusterState:
+    """For people: a slow rank is named, nothing is done about it."""
+    job = state.jobs.get(event.job)
+    if job is None or job.generation != event.generation:
+        return state
+    who = "job" if event.rank is None else f"rank {event.rank}"
+    slow = {name: text for name, text in job.stragglers.items() if name != who}
+    if isinstance(event, StragglerDetected):
+        where = f" at {event.node}" if event.node else ""
+        slow[who] = f"{event.ratio:.2f}x{where}: {event.reason}"
+    return state.with_job(replace(job, stragglers=slow))
+
+
+def job_ended(state: ClusterState, event: JobFinished | JobCancelled) -> ClusterState:
+    """Its GPUs are free; failures of it that are still open are of no interest any more."""
+    job = state.jobs.get(event.job)
+    if job is None or job.status in ENDED:
+        return state
+    if isinstance(event, JobCancelled):
+        if event.submission != job.submission:
+            return state
+        job = replace(job, status=JobStatus.CANCELLED, reason="cancelled by a user")
+    else:
+        if event.generation != job.generation:
+            return state
+        job = replace(job, status=JobStatus.FINISHED, iteration=event.iteration, reason="all iterations are done")
+    return _absorb_own_failures(state.with_job(job), planned_change(event, job=event.job))
+
+
+def _absorb_own_failures(state: ClusterState, incident: Incident) -> ClusterState:
+    for part in state.open_incidents:
+        if part.is_failure and part.jobs == incident.jobs and part.root and part.root.job:
+            state = state.with_incident(replace(part, status=IncidentStatus.MERGED, merged_into=incident.id))
+    return state.with_incident(incident)
