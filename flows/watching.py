@@ -1,8 +1,10 @@
 """Every running job has a train run that watches it: where one died, a new one is started and adopts the job."""
 
 import asyncio
+import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from uuid import UUID
 
 import httpx
@@ -12,7 +14,12 @@ from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId,
 from prefect.client.schemas.filters import FlowRunFilterStateType as StateTypeFilter
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import PrefectException
-from prefect.settings import get_current_settings
+from prefect.settings import (
+    PREFECT_API_REQUEST_TIMEOUT,
+    PREFECT_CLIENT_MAX_RETRIES,
+    get_current_settings,
+    temporary_settings,
+)
 from prefect.states import Crashed
 
 from tasks.services import services
@@ -25,7 +32,19 @@ UNWATCHED_S = 20.0
 START_S = 90.0
 """A train run that nobody has seen yet may still be starting."""
 LOOK_S = 5.0
+ANSWER_S = 2.0
+"""A recovery waits no longer for an answer of Prefect's."""
 log = logging.getLogger("unicron.watching")
+
+
+@contextlib.contextmanager
+def hardly_waiting() -> Iterator[None]:
+    """Within, Prefect is asked once and for `ANSWER_S` only.
+
+    Its client would ask a server that is locked, overloaded or silent six times, for minutes, which no recovery may take.
+    """
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: ANSWER_S}):
+        yield
 
 
 async def prefect_answers() -> bool:

@@ -1,15 +1,23 @@
-"""`unicron bench planner`: its figures on small clusters, and what it prints."""
+"""`unicron bench`: its figures on a small scale, and what it prints."""
 
 import json
+import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import typer
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from unicron_lib.cli import bench, planner_figures
+from unicron_lib.cli.detection_figures import TRIALS, Latency, percentile
+from unicron_lib.cli.overhead_figures import Overhead, Spread, Verdict, evaluate, spread
 from unicron_lib.cli.planner_figures import Figure
+from unicron_lib.detection import trial
+from unicron_lib.local.bench_rank import RAISED, raised_at
+from unicron_lib.local.overhead_rank import ITERATIONS, Block
 
 FAST = Figure(what="a thing", median_s=0.002, worst_s=0.004, cpu_s=0.001, bar_s=0.01, ratio=12.0, against="another thing")
 
@@ -59,3 +67,153 @@ def test_small_clusters_are_solved_right_and_measured(monkeypatch: pytest.Monkey
 
 def test_the_first_plan_of_a_process_is_one_of_the_solver() -> None:
     assert planner_figures.cold_process(bar_s=60.0).ok
+
+
+# --- detection -------------------------------------------------------------------------------------------------------
+
+SOON = Latency(what="a fault", samples=(0.004, 0.005, 0.09), bar=0.1, paper=1.8)
+FLAWLESS = trial.Verdict(
+    hours=24.0,
+    iterations=1000,
+    mean_s=1.1,
+    false_alarms=0,
+    hangs=3,
+    hangs_found=3,
+    stragglers=2,
+    stragglers_found=2,
+    latest_hang=3.3,
+    latest_straggler=40,
+)
+
+
+def detect(monkeypatch: pytest.MonkeyPatch, latency: Latency, verdict: trial.Verdict, *options: str) -> typer.testing.Result:
+    async def stand_in(rounds: int) -> list[Latency]:
+        return [latency]
+
+    monkeypatch.setattr(bench, "_latencies", stand_in)
+    monkeypatch.setattr(bench, "_verdicts", lambda: {"quiet": verdict})
+    return CliRunner().invoke(bench.group, ["detection", *options])
+
+
+def test_detection_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = detect(monkeypatch, SOON, FLAWLESS, "--json")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert found["ok"] is True
+    (figure,) = found["figures"]
+    assert (figure["median"], figure["p95"], figure["bar"], figure["paper"]) == (0.005, 0.09, 0.1, 1.8)
+    assert found["trials"]["quiet"]["precision"] == found["trials"]["quiet"]["recall"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("latency", "verdict"),
+    [
+        (replace(SOON, samples=(0.004, 0.11)), FLAWLESS),
+        (SOON, replace(FLAWLESS, false_alarms=1)),
+        (SOON, replace(FLAWLESS, hangs_found=2)),
+    ],
+)
+def test_a_late_observation_a_false_alarm_or_a_missed_hang_fails(
+    monkeypatch: pytest.MonkeyPatch, latency: Latency, verdict: trial.Verdict
+) -> None:
+    result = detect(monkeypatch, latency, verdict)
+    assert result.exit_code == 1
+    assert "MISSED" in result.stdout
+
+
+def test_what_has_no_bar_cannot_miss_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = detect(monkeypatch, replace(SOON, samples=(48.0,), bar=None, paper=None, unit="iterations"), FLAWLESS)
+    assert result.exit_code == 0
+    assert "48 iterations" in result.stdout
+    assert "recalled, not" in result.stdout
+
+
+@given(samples=st.lists(st.floats(0, 1e6), min_size=1), share=st.floats(0.01, 1.0))
+def test_a_percentile_is_the_smallest_that_enough_do_not_exceed(samples: list[float], share: float) -> None:
+    found = percentile(samples, share)
+    within = [sample for sample in samples if sample <= found]
+    assert len(within) >= share * len(samples)
+    assert len([sample for sample in samples if sample < found]) < share * len(samples)
+
+
+def test_a_simulated_day_can_be_run() -> None:
+    """The shortest of them; the others are run by the bench."""
+    shortest = max(TRIALS.values(), key=lambda scenario: scenario.iteration_s)
+    verdict = trial.try_detection(replace(shortest, hours=1.0))
+    assert verdict.false_alarms == 0
+
+
+def test_when_an_exception_was_raised_is_in_its_message() -> None:
+    assert raised_at(f"{RAISED}{12.345678901!r}") == 12.345678901
+
+
+# --- overhead --------------------------------------------------------------------------------------------------------
+
+
+def blocks(*, plain_s: float, monitored_s: float, telling_s: float = 0.0001) -> list[Block]:
+    return [
+        Block(monitored=True, wall_s=monitored_s, thread_s=monitored_s, agent_s=0.01, telling_s=telling_s),
+        Block(monitored=False, wall_s=plain_s, thread_s=plain_s),
+    ]
+
+
+def test_pairs_of_blocks_are_compared_whichever_comes_first() -> None:
+    pair = blocks(plain_s=1.0, monitored_s=1.002)
+    found = evaluate([*pair, *reversed(pair), *pair])
+    assert found.num_pairs == 3
+    assert found.wall.median == found.thread.median == pytest.approx(0.002)
+    assert found.telling.median == pytest.approx(0.0001)
+    assert found.iteration_s == pytest.approx(1.0 / ITERATIONS)
+    assert found.ok
+
+
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=300))
+def test_the_median_is_within_its_interval(differences: list[float]) -> None:
+    found = spread(differences)
+    assert min(differences) <= found.low <= found.median <= found.high <= max(differences)
+    assert found.median == statistics.median(differences)
+
+
+@pytest.mark.parametrize(
+    ("interval", "verdict"),
+    [((-0.01, 0.004), Verdict.OK), ((-0.01, 0.02), Verdict.UNCLEAR), ((0.006, 0.02), Verdict.MISSED)],
+)
+def test_an_interval_that_holds_the_bar_settles_nothing(interval: tuple[float, float], verdict: Verdict) -> None:
+    low, high = interval
+    assert Spread(median=low, low=low, high=high).against(0.005) is verdict
+
+
+CHEAP = Overhead(
+    iteration_s=0.05,
+    busy_s=0.05,
+    telling=Spread(median=0.001, low=0.0009, high=0.0012),
+    wall=Spread(median=0.001, low=-0.02, high=0.02),
+    thread=Spread(median=0.001, low=-0.001, high=0.002),
+    agent_cores=0.01,
+    num_pairs=20,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({}, 0),
+        ({"telling": Spread(median=0.006, low=0.0055, high=0.007)}, 1),
+        ({"wall": Spread(median=0.01, low=0.006, high=0.02)}, 1),
+    ],
+)
+def test_overhead_is_told_and_held_against_the_bar(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Spread], code: int
+) -> None:
+    found = replace(CHEAP, **change)
+
+    async def stand_in(pairs: int) -> Overhead:
+        return found
+
+    monkeypatch.setattr(bench, "_overhead", stand_in)
+    as_json = CliRunner().invoke(bench.group, ["overhead", "--json"])
+    assert as_json.exit_code == code
+    assert json.loads(as_json.stdout)["ok"] is (code == 0)
+    table = CliRunner().invoke(bench.group, ["overhead"]).stdout
+    assert ("missed" in table) == (code == 1)
+    assert ("unclear" in table) == ("wall" not in change)

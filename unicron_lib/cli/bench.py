@@ -1,27 +1,28 @@
 """`unicron bench`: figures as ratios, measured side by side in one run."""
 
+import asyncio
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unicron_lib.cli.options import AsJson, console, print_json, say
+from unicron_lib.cli.options import AsJson, print_json, say
 
 if TYPE_CHECKING:
+    from unicron_lib.cli.detection_figures import Latency
+    from unicron_lib.cli.overhead_figures import Overhead
     from unicron_lib.cli.planner_figures import Figure
+    from unicron_lib.detection.trial import Verdict
 
 group = typer.Typer(help="Measure a part of Unicron on this machine.", no_args_is_help=True)
-
-
-@group.callback()
-def _bench() -> None:
-    # with it a single command stays a command of its group
-    """Measure a part of Unicron on this machine."""
 
 
 @group.command()
 def planner(as_json: AsJson = False) -> None:
     """Times of allocation, plan table, look-up and placement, with right answers; exit code 1 if a bar is missed."""
+    from unicron_lib.cli.bench_tables import show_planner
+
     figures = []
     for figure in _figures():
         say(f"measured: {figure.what}")
@@ -30,8 +31,39 @@ def planner(as_json: AsJson = False) -> None:
     if as_json:
         print_json({"ok": ok, "figures": [_as_json(figure) for figure in figures]})
     else:
-        _show(figures)
+        show_planner(figures)
     raise typer.Exit(0 if ok else 1)
+
+
+@group.command()
+def detection(
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="How often each fault is done.")] = 10, as_json: AsJson = False
+) -> None:
+    """How soon each kind of failure is seen, on real processes, and a simulated day; exit code 1 if a bar is missed."""
+    from unicron_lib.cli.bench_tables import show_detection
+
+    latencies, verdicts = asyncio.run(_latencies(rounds)), _verdicts()
+    ok = all(latency.ok for latency in latencies) and all(_is_flawless(verdict) for verdict in verdicts.values())
+    if as_json:
+        figures = [_as_json(latency) | {"median": latency.median, "p95": latency.p95} for latency in latencies]
+        trials = {name: asdict(it) | {"precision": it.precision, "recall": it.recall} for name, it in verdicts.items()}
+        print_json({"ok": ok, "figures": figures, "trials": trials})
+    else:
+        show_detection(latencies, verdicts)
+    raise typer.Exit(0 if ok else 1)
+
+
+@group.command()
+def overhead(
+    pairs: Annotated[int, typer.Option(min=2, max=10_000, help="Pairs of blocks; each takes half a second.")] = 240,
+    as_json: AsJson = False,
+) -> None:
+    """What monitoring costs an iteration of 50 ms, with and without it in one run; exit code 1 above 0.5%."""
+    from unicron_lib.cli.bench_tables import show_overhead
+
+    found = asyncio.run(_overhead(pairs))
+    print_json(_as_json(found)) if as_json else show_overhead(found)
+    raise typer.Exit(0 if found.ok else 1)
 
 
 def _figures() -> "Iterator[Figure]":
@@ -47,29 +79,40 @@ def _figures() -> "Iterator[Figure]":
     yield from measure.between_pools(num_jobs=24, num_gpus=128, num_pools=3, bar_s=0.05, moving_bar_s=10.0)
 
 
-def _as_json(figure: "Figure") -> dict[str, Any]:
-    from dataclasses import asdict
+async def _latencies(rounds: int) -> "list[Latency]":
+    from unicron_lib.cli.detection_figures import measure
+    from unicron_lib.local.bench_cluster import bench_cluster
 
+    found = []
+    async with bench_cluster() as cluster:
+        async for latency in measure(cluster, rounds):
+            say(f"measured: {latency.what}")
+            found.append(latency)
+    return found
+
+
+def _verdicts() -> "dict[str, Verdict]":
+    from unicron_lib.cli.detection_figures import TRIALS, try_detectors
+
+    found = {}
+    for name in TRIALS:
+        found[name] = try_detectors(name)
+        say(f"simulated: 24 hours of {name}")
+    return found
+
+
+def _is_flawless(verdict: "Verdict") -> bool:
+    return verdict.false_alarms == 0 and verdict.recall == 1.0
+
+
+async def _overhead(pairs: int) -> "Overhead":
+    from unicron_lib.cli.overhead_figures import measure
+    from unicron_lib.local.bench_cluster import bench_cluster
+
+    say(f"measuring for about {pairs / 2:.0f} s")
+    async with bench_cluster() as cluster:
+        return await measure(cluster, pairs)
+
+
+def _as_json(figure: "Figure | Latency | Overhead") -> dict[str, Any]:
     return asdict(figure) | {"ok": figure.ok}
-
-
-def _show(figures: "list[Figure]") -> None:
-    from rich.table import Table
-
-    table = Table("", "what", title="The planner on this machine")
-    for column in ("median", "worst", "of the CPU", "bar"):
-        table.add_column(column, justify="right")
-    table.add_column("side by side")
-    for figure in figures:
-        times = (_milliseconds(seconds) for seconds in (figure.median_s, figure.worst_s, figure.cpu_s, figure.bar_s))
-        table.add_row("ok" if figure.ok else "MISSED", figure.what, *times, _beside(figure))
-    console().print(table)
-
-
-def _beside(figure: "Figure") -> str:
-    wrong = "" if figure.is_right and figure.gap == 0.0 else f"WRONG ANSWER or a gap ({figure.gap:.1e}). "
-    return wrong + (f"{figure.ratio:.3g} x the speed of {figure.against}" if figure.ratio else "")
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-4 else f"{seconds * 1e6:.1f} us"

@@ -1,22 +1,34 @@
 """`unicron doctor`: is everything here that Unicron needs, and if not, what to do."""
 
 import importlib.metadata
+import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from unicron_lib.cli.options import AsJson, print_json
+from unicron_lib.cli.target import find_target
 
 Finding = dict[str, str | bool]
 PACKAGES = ("prefect", "torch", "megatron-core", "nvidia-ml-py", "cvxpy", "highspy", "boto3", "moto", "safetensors", "psutil")
 
 
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    as_json: AsJson = False,
+    prefect: Annotated[
+        bool,
+        typer.Option("--prefect", help="Also prove that one Prefect event starts exactly one recovery run."),
+    ] = False,
+) -> None:
     """Check this installation; exit code 1 if something that is needed is missing."""
     findings = [check() for check in CHECKS]
+    if prefect:
+        findings += _prefect()
     if as_json:
         print_json({"ok": all(finding["ok"] for finding in findings), "findings": findings})
     else:
@@ -85,6 +97,18 @@ def _disk() -> Finding:
     free = shutil.disk_usage(Path.home() if Path.home().exists() else Path.cwd()).free / 2**30
     ok = free > 1
     return _finding("disk", ok=ok, found=f"{free:.0f} GiB free" + ("" if ok else ": make room for logs and checkpoints"))
+
+
+def _prefect() -> list[Finding]:
+    """What `flows.smoke` finds, in a process of its own; takes a minute, since the automation is a patient one."""
+    env = find_target().env
+    done = subprocess.run([sys.executable, "-m", "flows.smoke"], env=dict(env), capture_output=True, text=True, check=False)
+    try:
+        findings: list[Finding] = json.loads(done.stdout)
+    except ValueError:
+        words = done.stderr.strip().splitlines() or ["without a word"]
+        return [_finding("Prefect", ok=False, found=f"the smoke test broke off: {words[-1]}")]
+    return findings
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (_python, _packages, _solver, _devices, _nvml, _memory, _disk)

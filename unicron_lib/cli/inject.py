@@ -2,60 +2,89 @@
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from unicron_lib.cli.options import AsJson, print_json, say
 from unicron_lib.cli.target import find_target
-from unicron_lib.errors import ControllerError, UserError
+from unicron_lib.errors import AgentError, CommandTimeout, ControllerError, NodeNotConnected
 
 if TYPE_CHECKING:
-    from unicron_lib.domain.cluster import ClusterState
+    from unicron_lib.agent.messages import Fault
+    from unicron_lib.cli.faults import Harm
+    from unicron_lib.cli.target import Target
 
-Fault = Literal["crash", "hang", "exception", "nan", "node-loss"]
+CUTS_THE_CONNECTION = frozenset({"node-loss", "partition"})
+"""The connection may break before the answer has come over it."""
+ANSWER_S = 10.0
 
 
 def inject(
-    kind: Annotated[str, typer.Argument(help=f"One of {', '.join(get_args(Fault))}.")],
-    target: Annotated[str, typer.Argument(help="JOB/RANK, or a node for node-loss.")],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="To a rank: crash, hang, slow, exception, nan. To a GPU: ecc, xid, nvlink, gpu-lost. "
+            "To a node: node-loss, partition. To the object store: store-down."
+        ),
+    ],
+    target: Annotated[str, typer.Argument(help="JOB/RANK, NODE/GPU, NODE, or nothing for store-down.")] = "",
+    amount: Annotated[
+        float | None,
+        typer.Option(
+            help="slow: how many times as long (2); xid: its number (79); partition, store-down: seconds (30, 10).",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Inject a fault into a rank or a node, journalled, so that the incident's clock has a zero."""
-    from unicron_lib.agent.messages import InjectFault
+    """Inject a fault into a rank, a GPU, a node or the store, journalled, so that the incident's clock has a zero."""
+    from unicron_lib.cli.faults import STORE_DOWN, aim, amount_of
     from unicron_lib.domain.events import FaultInjected
 
-    if kind not in get_args(Fault):
-        raise UserError(f"unknown fault {kind!r}: choose one of {', '.join(get_args(Fault))}")
+    amount_of(kind, amount)  # a wrong word needs no cluster to be told
     cluster = find_target()
     journal = cluster.journal()
-    node, job, rank = locate(journal.refresh(), kind, target)
+    harm = aim(journal.refresh(), kind, target, amount)
     at = time.time()
-    journal.append(FaultInjected(id=f"fault/{target}/{at:.6f}", at=at, kind=kind, target=target))
-    command = InjectFault(step=f"inject/{at:.6f}", fault=cast("Fault", kind), job=job, rank=rank)
-
-    async def send() -> None:
-        async with cluster.client() as client:
-            try:
-                await client.command(node, command, timeout_s=10)
-            except ControllerError:
-                if kind != "node-loss":  # a lost node does not answer
-                    raise
-
-    asyncio.run(send())
-    print_json({"fault": kind, "target": target, "node": node, "at": at}) if as_json else say(f"{kind} done to {target}")
+    journal.append(FaultInjected(id=f"fault/{harm.victim}/{at:.6f}", at=at, kind=kind, target=harm.victim))
+    if kind == STORE_DOWN:
+        _take_store_away(cluster, harm)
+    else:
+        asyncio.run(_send(cluster, harm, at))
+    if as_json:
+        print_json({"fault": kind, "target": target, "node": harm.node or None, "amount": harm.amount or None, "at": at})
+    else:
+        say(f"{kind} done to {target or 'the store'}")
 
 
-def locate(state: "ClusterState", kind: str, target: str) -> tuple[str, str, int]:
-    """The node, job and rank that `target` names. Raises UserError if there is no such thing."""
-    if kind == "node-loss":
-        if target not in state.nodes:
-            raise UserError(f"no node {target!r}: there are {', '.join(sorted(state.nodes)) or 'none'}")
-        return target, "", 0
-    name, _, number = target.partition("/")
-    job = state.jobs.get(name)
-    if job is None or job.assignment is None:
-        raise UserError(f"no running job {name!r}: give JOB/RANK, see `unicron jobs`")
-    if not number.isdigit() or int(number) >= job.assignment.num_gpus:
-        raise UserError(f"{name} has ranks 0 to {job.assignment.num_gpus - 1}: give JOB/RANK, found {target!r}")
-    return job.assignment.slots[int(number)].node, name, int(number)
+def _take_store_away(cluster: "Target", harm: "Harm") -> None:
+    from unicron_lib.local.outage import take_away
+
+    say(f"{cluster.store_url} is out of reach for {harm.amount:g} s")
+    take_away(cluster.store_url, cluster.env, seconds=harm.amount)
+
+
+async def _send(cluster: "Target", harm: "Harm", at: float) -> None:
+    """Have the agent of the node do it. Raises AgentError if it refuses, ControllerError if it is out of reach."""
+    from unicron_lib.agent.messages import InjectFault
+
+    command = InjectFault(
+        step=f"inject/{at:.6f}",
+        fault=cast("Fault", harm.kind),
+        job=harm.job,
+        rank=harm.rank,
+        gpu=harm.gpu,
+        amount=harm.amount,
+    )
+    async with cluster.client() as client:
+        try:
+            reply = await client.command(harm.node, command, timeout_s=ANSWER_S)
+        except (NodeNotConnected, CommandTimeout):
+            raise
+        except ControllerError:
+            if harm.kind in CUTS_THE_CONNECTION:
+                return
+            raise
+    if not reply.ok:
+        raise AgentError(f"{harm.node} refused: {reply.error}")

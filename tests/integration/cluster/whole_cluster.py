@@ -136,6 +136,7 @@ def job_file(folder: Path, name: str, **keys: object) -> Path:
         "seq_length": 16,
         "pace_s": 0.1,
         "save_interval": 50,
+        "max_restarts": 1000,  # tests do more harm to a job than its budget allows
         **keys,
     }
     entry = {"name": name, "entrypoint": "flows.training.train", "parameters": {"job": spec}, "pull": []}

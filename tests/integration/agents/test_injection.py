@@ -1,0 +1,122 @@
+"""Every fault that can be injected happens on a real agent, and arrives as the observation that it should be."""
+
+import pytest
+from local_cluster import LocalCluster, eventually
+
+from unicron_lib.agent.messages import GpuFault, InjectFault, NodeUnreachable, Observation, RankExited, RankStalled
+from unicron_lib.agent.rank_messages import RankFailed
+from unicron_lib.detection.classify import classify
+from unicron_lib.domain.failures import ErrorKind
+from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.local.bench_rank import BENCH, grid_iteration
+
+PACE_S = 0.05
+WARM = 24
+RANKS = ("--rank-target", "unicron_lib.local.bench_rank:main", "--kernel-log", "none")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def ready(cluster: LocalCluster, node: str, job: str) -> LocalCluster:
+    """A node with a job of two ranks, once both have a pace."""
+    cluster.start_agent(node, *RANKS)
+    await cluster.node(node)
+    spec = JobSpec(job=job, data_path=BENCH, pace_s=PACE_S)
+    await cluster.launch(node=node, job=job, step=f"launch-{job}", spec=spec)
+    target = grid_iteration(PACE_S) + WARM
+
+    async def warm() -> bool:
+        progress = await cluster.client.job_progress(job)
+        return progress is not None and sum(at >= target for at in progress.iterations.values()) == 2
+
+    await eventually(warm, f"{WARM} iterations of {job}")
+    return cluster
+
+
+async def inject(cluster: LocalCluster, node: str, fault: str, **more: object) -> None:
+    reply = await cluster.client.command(node, InjectFault(step=f"inject-{node}-{fault}", fault=fault, **more))
+    assert reply.ok, reply.error
+
+
+async def observed(cluster: LocalCluster, node: str, body: type) -> Observation:
+    async def ask() -> Observation | None:
+        waiting = await cluster.client.observations(wait_s=1.0)
+        return next((it for it in waiting if it.node == node and isinstance(it.body, body)), None)
+
+    return await eventually(ask, f"{body.__name__} of {node}")
+
+
+@pytest.mark.parametrize(
+    ("fault", "body", "kinds"),
+    [
+        ("crash", RankExited, {ErrorKind.PROCESS_EXIT}),
+        # stopped while it waits for others, which these ranks do half of the time, it looks like those that wait for it
+        ("hang", RankStalled, {ErrorKind.TASK_HANG, ErrorKind.NCCL_TIMEOUT}),
+        ("exception", RankFailed, {ErrorKind.OTHER}),
+    ],
+)
+async def test_a_fault_of_a_rank(shared_cluster: LocalCluster, fault: str, body: type, kinds: set[ErrorKind]) -> None:
+    node, job = f"node-{fault}", f"job-{fault}"
+    cluster = await ready(shared_cluster, node, job)
+    await inject(cluster, node, fault, job=job, rank=1)
+    seen = await observed(cluster, node, body)
+    failure = classify(seen)
+    assert failure is not None
+    assert (failure.job, failure.rank, failure.generation) == (job, 1, 1)
+    assert failure.kind in kinds
+
+
+async def test_a_slow_rank(shared_cluster: LocalCluster) -> None:
+    cluster = await ready(shared_cluster, "node-slow", "job-slow")
+    await inject(cluster, "node-slow", "slow", job="job-slow", rank=1, amount=1.5)
+
+    async def slower() -> bool:
+        progress = await cluster.client.job_progress("job-slow")
+        window = progress.window if progress else None
+        return window is not None and window.compute_s[1] > 1.3 * window.compute_s[0]
+
+    await eventually(slower, "a window in which rank 1 is slow")
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "xid"),
+    [
+        ("ecc", ErrorKind.ECC_ERROR, None),
+        ("xid", ErrorKind.GPU_LOST, 79),
+        ("nvlink", ErrorKind.NVLINK_ERROR, None),
+        ("gpu-lost", ErrorKind.GPU_LOST, None),
+    ],
+)
+async def test_a_fault_of_a_gpu(shared_cluster: LocalCluster, fault: str, kind: ErrorKind, xid: int | None) -> None:
+    node = f"node-{fault}"
+    shared_cluster.start_agent(node, *RANKS)
+    await shared_cluster.node(node)
+    await inject(shared_cluster, node, fault, gpu=1, amount=79.0)
+    seen = await observed(shared_cluster, node, GpuFault)
+    assert isinstance(seen.body, GpuFault)
+    assert (seen.body.gpu, seen.body.xid) == (1, xid)
+    failure = classify(seen)
+    assert failure is not None
+    assert (failure.kind, failure.node) == (kind, node)
+
+
+@pytest.mark.parametrize("fault", ["node-loss", "partition"])
+async def test_a_fault_of_a_node(shared_cluster: LocalCluster, fault: str) -> None:
+    """The journal's word for it is the same, the reason tells them apart: a closed connection, or silence."""
+    node = f"node-{fault}"
+    agent = shared_cluster.start_agent(node, *RANKS)
+    await shared_cluster.node(node)
+    await inject(shared_cluster, node, fault, amount=60.0)
+    seen = await observed(shared_cluster, node, NodeUnreachable)
+    failure = classify(seen)
+    assert failure is not None
+    assert (failure.kind, failure.node) == (ErrorKind.NODE_LOST, node)
+    assert (agent.poll() is None) == (fault == "partition")
+
+
+async def test_what_cannot_be_done_is_refused(shared_cluster: LocalCluster) -> None:
+    nobody = InjectFault(step="nobody", fault="crash", job="nobody", rank=0)
+    no_gpu = InjectFault(step="no-gpu", fault="ecc", gpu=7)
+    for command in (nobody, no_gpu):
+        reply = await shared_cluster.client.command("n0", command)
+        assert not reply.ok
+        assert "n0" in reply.error
