@@ -239,3 +239,27 @@ def test_a_users_illegal_access_on_many_gpus_isolates_nobody_and_a_gpu_that_repe
     scene.settle()
     told = [it for it in failures_of(scene) if it.node == "node-2" and it.plan][-1]
     assert "third time" in incident_markdown(scene.state, told.id)
+
+
+@pytest.mark.parametrize("when", ["during the answer to the first", "with a clock that was set back"])
+def test_the_loss_of_a_nodes_next_life_is_news(when):
+    scene = running_pair()
+    job = next(iter(scene.state.jobs))
+    node = sorted(scene.state.jobs[job].nodes)[0]
+    scene.lose(node)
+    if when == "during the answer to the first":
+        scene.now += 2.0
+        scene.plan(scene.decide())
+    else:
+        scene.settle()
+    scene.join(node)
+    if when != "during the answer to the first":
+        scene.settle()
+        scene.now -= 1000.0
+    scene.lose(node)
+    assert scene.state.nodes[node].status is NodeStatus.LOST
+    assert len([i for i in failures_of(scene) if i.kind == ErrorKind.NODE_LOST]) == 2
+    scene.now += 2000.0
+    scene.settle()
+    assert not any(node in it.nodes for it in scene.state.jobs.values())
+    assert all(it.gpus for it in scene.state.jobs.values())

@@ -95,6 +95,8 @@ def _tells_again(state: ClusterState, incident: Incident, failure: Failure, jobs
         return incident.node == failure.node or bool(set(jobs) & set(incident.jobs))
     if incident.node != failure.node or incident.kind != failure.kind:
         return False
+    if failure.boot not in {known.boot for known in incident.failures}:
+        return False  # what happens to the next life of a node is news
     if incident.closed_at is None:
         return True
     held = incident.plan is None and (failure.severity is not Severity.SEV1 or state.breaker_since is not None)
