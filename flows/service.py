@@ -13,15 +13,17 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from http import HTTPStatus
+from typing import Any, TypeVar
 
 from prefect import Flow, State, get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.events import Event
 from prefect.events.clients import get_events_subscriber
 from prefect.events.filters import EventFilter, EventNameFilter
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.flow_engine import run_flow_async
 from prefect.states import Completed, Pending
 
@@ -38,7 +40,9 @@ from unicron_lib.domain.recovery import decide
 from unicron_lib.errors import ControllerError, UnicronError, UserError
 from unicron_lib.report import headline, incident_markdown
 
+T = TypeVar("T")
 POLL_S = 1.0
+BUSY_S = (0.05, 0.1, 0.2, 0.4)
 ORPHAN_AGE_S = 1.5
 ACTION_FAILED = "prefect.automation.action.failed"
 log = logging.getLogger("unicron.recovery")
@@ -113,7 +117,7 @@ class RecoveryService:
 
     async def _handle(self, incident: Incident) -> None:
         try:
-            run = await self._new_run(incident)
+            run = await unless_busy(partial(self._new_run, incident))
             if run is not None:
                 await run_flow_async(_flow_of(incident), flow_run=run, parameters={"incident": incident.id})
                 return
@@ -211,6 +215,18 @@ def _incidents_of(state: ClusterState, action: Action) -> tuple[str, ...]:
 
 def _is_over(state: ClusterState, incident: str) -> bool:
     return state.incidents[incident].status in {IncidentStatus.CLOSED, IncidentStatus.MERGED}
+
+
+async def unless_busy(call: Callable[[], Awaitable[T]]) -> T:
+    """What `call` gives. A server that answers 503, as SQLite's does when two write at once, is asked again for a moment."""
+    for pause_s in BUSY_S:
+        try:
+            return await call()
+        except PrefectHTTPStatusError as error:
+            if error.response.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
+                raise
+            await asyncio.sleep(pause_s)
+    return await call()
 
 
 def _flow_of(incident: Incident) -> Flow[[str], Coroutine[Any, Any, str]]:

@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 from types import SimpleNamespace
 
+import httpx
 import pytest
+from prefect.exceptions import PrefectHTTPStatusError
 from scenes import TABLE
 
 from flows import response, service
@@ -31,7 +33,8 @@ async def two_jobs(site, monkeypatch):
     async def no_run(_self, _incident) -> None:
         return None
 
-    monkeypatch.setattr(service, "keep_watched", idle)
+    for name in ("keep_watched", "keep_foreseeing", "keep_rebalancing"):
+        monkeypatch.setattr(service, name, idle)
     for name in ("_listen", "_adopt_orphans", "_record_late"):
         monkeypatch.setattr(RecoveryService, name, lambda _: idle())
     monkeypatch.setattr(RecoveryService, "_new_run", no_run)
@@ -167,3 +170,22 @@ def test_an_automation_that_could_not_act_is_logged(caplog) -> None:
     )
     RecoveryService()._hear(failed)
     assert "automation recover could not act: Unable to create flow run" in caplog.text
+
+
+@pytest.mark.parametrize(("codes", "asked"), [([503, 503], 3), ([503] * 9, 5), ([404], 1)])
+async def test_a_server_that_is_busy_is_asked_again_for_a_moment(monkeypatch, codes, asked):
+    monkeypatch.setattr(service, "BUSY_S", (0.0,) * 4)
+    calls = 0
+
+    async def call() -> str:
+        nonlocal calls
+        calls += 1
+        if len(codes) < calls:
+            return "done"
+        request = httpx.Request("POST", "http://server")
+        raise PrefectHTTPStatusError("no", request=request, response=httpx.Response(codes[calls - 1], request=request))
+
+    with contextlib.suppress(PrefectHTTPStatusError):
+        assert await service.unless_busy(call) == "done"
+        assert codes == [503, 503]
+    assert calls == asked
