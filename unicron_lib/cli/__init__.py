@@ -7,6 +7,7 @@ import typer
 from unicron_lib.cli.bench import group
 from unicron_lib.cli.cluster import down, up
 from unicron_lib.cli.demo import demo
+from unicron_lib.cli.diagnose import diagnose
 from unicron_lib.cli.doctor import doctor
 from unicron_lib.cli.inject import inject
 from unicron_lib.cli.jobs import cancel, submit
@@ -23,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (demo, up, down, submit, cancel, status, nodes, jobs, incidents, explain, plan, inject, doctor):
+for command in (demo, up, down, submit, cancel, status, nodes, jobs, incidents, explain, plan, inject, diagnose, doctor):
     app.command()(command)
 app.add_typer(group, name="bench")
 

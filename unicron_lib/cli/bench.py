@@ -11,6 +11,7 @@ from unicron_lib.cli.options import AsJson, print_json, say
 
 if TYPE_CHECKING:
     from unicron_lib.cli.detection_figures import Latency
+    from unicron_lib.cli.diagnosis_figures import Reading
     from unicron_lib.cli.overhead_figures import Overhead
     from unicron_lib.cli.planner_figures import Figure
     from unicron_lib.detection.trial import Verdict
@@ -66,6 +67,24 @@ def overhead(
     raise typer.Exit(0 if found.ok else 1)
 
 
+@group.command()
+def diagnosis(
+    size_mb: Annotated[int, typer.Option(min=1, max=10_000, help="Megabytes of the log that is made and read.")] = 200,
+    as_json: AsJson = False,
+) -> None:
+    """How fast a log is read and in how much memory, with the right answer; exit code 1 if a bar is missed."""
+    from unicron_lib.cli.bench_tables import show_diagnosis
+    from unicron_lib.cli.diagnosis_figures import measure
+
+    readings = list(measure(size_mb))
+    ok = all(reading.ok for reading in readings)
+    if as_json:
+        print_json({"ok": ok, "figures": [_as_json(it) | {"mb_per_s": it.mb_per_s} for it in readings]})
+    else:
+        show_diagnosis(readings)
+    raise typer.Exit(0 if ok else 1)
+
+
 def _figures() -> "Iterator[Figure]":
     from unicron_lib.cli import planner_figures as measure
 
@@ -114,5 +133,5 @@ async def _overhead(pairs: int) -> "Overhead":
         return await measure(cluster, pairs)
 
 
-def _as_json(figure: "Figure | Latency | Overhead") -> dict[str, Any]:
+def _as_json(figure: "Figure | Latency | Overhead | Reading") -> dict[str, Any]:
     return asdict(figure) | {"ok": figure.ok}

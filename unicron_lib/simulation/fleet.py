@@ -1,0 +1,226 @@
+"""Unicron on very large clusters: the production decision and allocation, without a place for each rank.
+
+Coarser than `unicron`: nodes are counted, not named; each job has whole nodes; the believed time between failures stays
+what it was; and restarts that do not help, silent nodes and the breaker are left out. What remains is the same code: the
+verdict on each failure is `recovery.decide`, the share of each job the production allocation, in units of nodes.
+"""
+
+import heapq
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import inf
+
+from unicron_lib.domain.actions import Respond
+from unicron_lib.domain.cluster import ClusterState, Node
+from unicron_lib.domain.events import FailureDetected
+from unicron_lib.domain.failures import ErrorKind, Failure
+from unicron_lib.domain.jobs import JobSpec, JobState, JobStatus
+from unicron_lib.domain.judging import DEFAULT_POLICY, Policy
+from unicron_lib.domain.plans import Assignment, Layout, PlanKind, Slot
+from unicron_lib.domain.recovery import on_event
+from unicron_lib.errors import UserError
+from unicron_lib.planning.allocation import Request
+from unicron_lib.planning.waf import Demand
+from unicron_lib.simulation.durations import PAPER, Detection, Transition, detection_s, method_of, told_as
+from unicron_lib.simulation.faults import Fault
+from unicron_lib.simulation.policy import Answer, Change, Event, FaultStruck, JobArrived, JobDone, NodeBack, Wake, Woken
+from unicron_lib.simulation.production import optimum
+from unicron_lib.simulation.uses import Use
+from unicron_lib.simulation.workload import SimCluster, SimJob
+
+ALONE = Policy(root_cause_grace_s=0.0, settle_s=0.0, breaker_share=1.0)
+"""One failure is judged at a time, in a state that holds its node and its job only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """The policy."""
+
+    name: str = "unicron-fleet"
+    fitted: tuple[str, ...] = ()
+    detection: Detection = PAPER
+    transition: Transition = field(default_factory=Transition)
+
+    def start(self, cluster: SimCluster, jobs: Sequence[SimJob]) -> "FleetRun":
+        """A fresh cluster. Raises UserError for a job with a size that is not of whole nodes."""
+        for job in jobs:
+            odd = [size for size in job.throughput_flops if size % cluster.gpus_per_node]
+            if odd:
+                raise UserError(f"job {job.job} has the size {odd[0]}: a fleet is shared in nodes of {cluster.gpus_per_node}")
+        return FleetRun(self, cluster, jobs)
+
+
+class FleetRun:
+    """One run. `nodes` is how many each job holds, `away` the numbers of those out of use, in order."""
+
+    def __init__(self, policy: Fleet, cluster: SimCluster, jobs: Sequence[SimJob]) -> None:
+        self.policy, self.cluster = policy, cluster
+        self.jobs = {job.job: job for job in sorted(jobs, key=lambda job: job.job)}
+        self.nodes: dict[str, int] = {}
+        self.away: list[int] = []
+        self._share = optimum()
+        self._verdicts: dict[tuple[ErrorKind, bool], PlanKind] = {}
+        self._normal: dict[str, int] = {}
+        self._trains_from: dict[str, float] = {}
+        self._short: dict[str, str] = {}
+        self._demands: dict[tuple[str, int, bool], Demand] = {}
+        self._known: dict[tuple[object, ...], dict[str, int]] = {}
+        self._agenda: list[tuple[float, int, Callable[[float], Iterator[Change | Wake]]]] = []
+        self._counter = 0
+
+    def begin(self) -> Answer:
+        """The first share-out, at work at once."""
+        self.nodes = {name: 0 for name, job in self.jobs.items() if job.arrives_s <= 0}
+        self.nodes = self._shared(frozenset())
+        self._normal = dict(self.nodes)
+        return [self._training(name, 0.0, "") for name, nodes in self.nodes.items() if nodes]
+
+    def on(self, event: Event, now_s: float) -> Answer:
+        """Failures are answered when they are found, everything else after the production's patience."""
+        match event:
+            case FaultStruck():
+                yield from self._struck(event, now_s)
+            case NodeBack(node=node):
+                self.away.pop(bisect_left(self.away, node))
+                yield self._later(now_s + DEFAULT_POLICY.settle_s, lambda at_s: self._replan(at_s, ""))
+            case JobArrived(job=job):
+                self.nodes[job] = 0
+                yield self._later(now_s + DEFAULT_POLICY.settle_s, lambda at_s: self._replan(at_s, ""))
+            case JobDone(job=job):
+                del self.nodes[job]
+                yield self._later(now_s + DEFAULT_POLICY.settle_s, lambda at_s: self._replan(at_s, ""))
+            case Woken():
+                while self._agenda and self._agenda[0][0] <= now_s:
+                    yield from heapq.heappop(self._agenda)[2](now_s)
+
+    def _later(self, at_s: float, what: Callable[[float], Iterator[Change | Wake]]) -> Wake:
+        self._counter += 1
+        heapq.heappush(self._agenda, (at_s, self._counter, what))
+        return Wake(at_s=at_s)
+
+    def _struck(self, event: FaultStruck, now_s: float) -> Iterator[Change | Wake]:
+        fault, job = event.fault, self._job_at(event.fault.node)
+        if fault.takes_node:
+            insort(self.away, fault.node)
+        if job is None and not fault.takes_node:
+            return
+        if job:
+            self._short[job] = event.cause if fault.takes_node else self._short.get(job, "")
+            self._trains_from[job] = inf
+            gpus = (self.nodes[job] - fault.takes_node) * self.cluster.gpus_per_node
+            use = Use.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION
+            yield Change(job=job, gpus=gpus, from_s=now_s, flops=0.0, use=use, cause=event.cause)
+        iteration_s = self.jobs[job].iteration_s if job else 0.0
+        seen_s = detection_s(fault.kind, iteration_s, self.policy.detection)
+        grace_s = 0.0 if fault.takes_node else DEFAULT_POLICY.root_cause_grace_s
+        yield self._later(now_s + seen_s + grace_s, lambda at_s: self._reported(event, job, at_s))
+
+    def _job_at(self, node: int) -> str | None:
+        """Jobs lie side by side, in the order of names, on the nodes that are there."""
+        place = node - bisect_left(self.away, node)
+        ends = list(accumulate(self.nodes.values()))
+        index = bisect_right(ends, place)
+        return list(self.nodes)[index] if index < len(ends) else None
+
+    def _reported(self, event: FaultStruck, job: str | None, now_s: float) -> Iterator[Change | Wake]:
+        if job is not None and job not in self.nodes:
+            return
+        kind = self._kind(event.fault, has_job=job is not None)
+        if kind is PlanKind.REALLOCATE:
+            yield from self._replan(now_s, event.cause)
+        elif job and self._trains_from[job] == inf:
+            in_place = kind is PlanKind.REATTEMPT
+            yield from self._moved(job, self.nodes[job], now_s, event.cause, faulted=True, in_place=in_place)
+
+    def _kind(self, fault: Fault, *, has_job: bool) -> PlanKind:
+        """The production's verdict: on a lone failure it does not depend on names or times, so it is asked once a kind."""
+        question = (fault.kind, has_job)
+        if question not in self._verdicts:
+            self._verdicts[question] = _verdict(fault, has_job=has_job, gpus_per_node=self.cluster.gpus_per_node)
+        return self._verdicts[question]
+
+    def _replan(self, now_s: float, cause: str) -> Iterator[Change | Wake]:
+        moving = frozenset(name for name in self.nodes if self._trains_from.get(name, 0.0) > now_s)
+        before, self.nodes = self.nodes, self._shared(moving)
+        for name in before:
+            if self.nodes[name] != before[name] or name in moving:
+                held = before[name]
+                yield from self._moved(name, held, now_s, cause, faulted=name in moving, in_place=False)
+
+    def _moved(
+        self, name: str, held: int, now_s: float, cause: str, *, faulted: bool, in_place: bool
+    ) -> Iterator[Change | Wake]:
+        per_node = self.cluster.gpus_per_node
+        gpus = self.nodes[name] * per_node
+        cause = cause or self._short.get(name, "")
+        if not gpus:
+            use = Use.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION
+            self._trains_from[name] = now_s
+            yield Change(job=name, gpus=0, from_s=now_s, flops=0.0, use=use, cause=cause)
+            return
+        at_s, held_gpus = now_s, held * per_node
+        for use, seconds in self.policy.transition.phases(
+            self.jobs[name], at_s=now_s, held_gpus=held_gpus, gpus=gpus, faulted=faulted, in_place=in_place
+        ):
+            if seconds > 0:
+                yield Change(job=name, gpus=gpus, from_s=at_s, flops=0.0, use=use, cause=cause)
+            at_s += seconds
+        yield self._training(name, at_s, cause)
+
+    def _training(self, name: str, at_s: float, cause: str) -> Change:
+        gpus = self.nodes[name] * self.cluster.gpus_per_node
+        self._trains_from[name] = at_s
+        if not cause and not self.away:
+            self._normal[name] = self.nodes[name]
+        self._short[name] = cause if self.nodes[name] != self._normal.get(name) else ""
+        return Change(job=name, gpus=gpus, from_s=at_s, flops=self.jobs[name].flops(gpus), cause=self._short[name])
+
+    def _shared(self, faulted: frozenset[str]) -> dict[str, int]:
+        """The production allocation; questions come back, since the number of nodes goes up and down."""
+        num_nodes = self.cluster.num_nodes - len(self.away)
+        question = (num_nodes, *((name, nodes, name in faulted) for name, nodes in self.nodes.items()))
+        known = self._known.get(question)
+        if known is None:
+            demands = tuple(self._demand(name, nodes, faulted=name in faulted) for name, nodes in self.nodes.items())
+            mtbf_node_s = self.cluster.mtbf_gpu_s / self.cluster.gpus_per_node
+            found = self._share(Request(demands=demands, num_gpus=num_nodes, mtbf_gpu_s=mtbf_node_s)).gpus
+            known = self._known[question] = {name: found[name] for name in self.nodes}
+        return dict(known)
+
+    def _demand(self, name: str, nodes: int, *, faulted: bool) -> Demand:
+        known = self._demands.get((name, nodes, faulted))
+        if known is None:
+            job, per_node = self.jobs[name], self.cluster.gpus_per_node
+            known = self._demands[name, nodes, faulted] = Demand(
+                job=name,
+                throughput_flops={size // per_node: flops for size, flops in job.throughput_flops.items()},
+                weight=job.weight,
+                current_gpus=nodes,
+                current_flops=job.flops(nodes * per_node),
+                faulted=faulted,
+                transition_s=self.policy.transition.believed_s(job),
+            )
+        return known
+
+
+def _verdict(fault: Fault, *, has_job: bool, gpus_per_node: int) -> PlanKind:
+    """What `recovery.decide` says of a failure in a state that holds nothing but its node and, with one, its job."""
+    held = Assignment(job="job", generation=1, layout=Layout(), slots=(Slot("node", 0),))
+    job = JobState(spec=JobSpec(job="job"), status=JobStatus.RUNNING, generation=1, assignment=held)
+    here = Node(id="node", boot="1", address="node", num_gpus=gpus_per_node)
+    state = ClusterState(nodes={"node": here}, jobs={"job": job} if has_job else {})
+    failure = Failure(
+        id="failure",
+        kind=told_as(fault.kind),
+        method=method_of(fault.kind),
+        seen_at=0.0,
+        node="node",
+        boot="1",
+        job=None if fault.takes_node else "job",
+        generation=1,
+    )
+    _, action = on_event(state, FailureDetected(id=failure.id, at=0.0, failure=failure), ALONE)
+    assert isinstance(action, Respond), f"{fault.kind} calls for {action}"
+    return action.kind
