@@ -5,6 +5,7 @@ import sys
 import typer
 
 from unicron_lib.cli.bench import group
+from unicron_lib.cli.characterize import characterize
 from unicron_lib.cli.cluster import down, up
 from unicron_lib.cli.demo import demo
 from unicron_lib.cli.diagnose import diagnose
@@ -24,7 +25,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (demo, up, down, submit, cancel, status, nodes, jobs, incidents, explain, plan, inject, diagnose, doctor):
+for command in (
+    *(demo, up, down, submit, cancel, status, nodes, jobs, incidents, explain, plan, inject, diagnose, characterize, doctor),
+):
     app.command()(command)
 app.add_typer(group, name="bench")
 
