@@ -21,7 +21,7 @@ from unicron_lib.domain.cluster import ClusterState, IncidentStatus, PlanState
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 from unicron_lib.domain.plans import STEP_ORDER, Step, StepKind
 from unicron_lib.domain.recovery import decide
-from unicron_lib.errors import IllegalTransition, StoreError
+from unicron_lib.errors import IllegalTransition, StoreError, UserError
 
 LOOK_AGAIN_S = 0.25
 
@@ -127,7 +127,7 @@ def _failure_of(state: ClusterState, step: Step, error: Exception) -> Failure:
     is_nodes = node is not None and step.kind in {StepKind.DRAIN, StepKind.STOP}
     return Failure(
         id=f"step/{step.id}",
-        kind=ErrorKind.OTHER,
+        kind=ErrorKind.USER_ERROR if isinstance(error, UserError) else ErrorKind.OTHER,
         method=DetectionMethod.PROCESS,
         seen_at=time.time(),
         job=None if is_nodes else step.job,

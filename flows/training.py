@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 from prefect import State, flow, get_run_logger
@@ -12,10 +13,11 @@ from prefect.states import Cancelled
 from tasks.health import publish, report_task
 from tasks.reporting import report_progress
 from tasks.services import services
+from unicron_lib.detection.loss_guard import LossGuard, loss_events
 from unicron_lib.detection.measured import measurements
 from unicron_lib.detection.straggler import StragglerWatch, straggler_events
 from unicron_lib.domain.cluster import ClusterState
-from unicron_lib.domain.events import JobCancelled, submitted
+from unicron_lib.domain.events import Event, JobCancelled, submitted
 from unicron_lib.domain.jobs import ENDED, JobSpec, JobState, JobStatus
 from unicron_lib.errors import StoreError, UnicronError, UserError
 
@@ -35,7 +37,8 @@ async def train(job: JobSpec, submission: str = "") -> str | State[None]:
     """
     if not submission:
         submission = await _submit(job, submission=str(flow_run.id or f"local-{time.time_ns()}"))
-    watchers = [asyncio.create_task(watch(job.job)) for watch in (_watch_ranks, _watch_stragglers, _watch_progress)]
+    watches = (_watch_ranks, _watch_stragglers, _watch_progress, *((_watch_loss,) if job.loss_guard else ()))
+    watchers = [asyncio.create_task(watch(job.job)) for watch in watches]
     try:
         ended = await _wait_for_end(job.job, submission)
     except asyncio.CancelledError:
@@ -131,6 +134,28 @@ async def _watch_stragglers(name: str) -> None:
         for event in straggler_events(found, window, job=name, generation=generation, nodes=live.nodes, now=time.time()):
             get_run_logger().warning("%s: rank %s", event.type, event.rank)
             await publish(event)
+
+    await _for_ever(look, pause_s=1.0)
+
+
+async def _watch_loss(name: str) -> None:
+    """Loss health: a spike is told, and answered if it does not pass by itself."""
+    guard: LossGuard | None = None
+    untold = deque[Event]()
+
+    async def look() -> None:
+        nonlocal guard
+        live = (await services().live()).get(name)
+        if live is None:
+            return
+        if guard is None:
+            guard = LossGuard(patience_iters=(await _refresh()).jobs[name].spec.loss_spike_patience_iters)
+        found = guard.look(live.generation, live.curve)
+        untold.extend(loss_events(found, job=name, generation=live.generation, now=time.time()))
+        while untold:  # the guard says it once: it must not get lost while the store is away
+            get_run_logger().warning("%s of %s", untold[0].type, name)
+            await publish(untold[0])
+            untold.popleft()
 
     await _for_ever(look, pause_s=1.0)
 

@@ -31,6 +31,9 @@ NOTES: Mapping[str, tuple[str, str]] = {
     "gpu_blind": ("unicron.monitor.blind", "unicron.monitor.restored"),
     "gpu_probe_hung": ("unicron.monitor.blind", "unicron.monitor.restored"),
     "kernel_log_blind": ("unicron.monitor.blind", "unicron.monitor.restored"),
+    "monitor_blind": ("unicron.monitor.blind", "unicron.monitor.restored"),
+    "controller_blind": ("unicron.monitor.blind", "unicron.monitor.restored"),
+    "observations_lost": ("unicron.monitor.blind", "unicron.monitor.restored"),
     "xid": ("unicron.gpu.xid", "unicron.gpu.xid_ended"),
 }
 """What a note of a node is called when it begins and when it is over, by its code; all others are NODE_NOTED."""
@@ -40,6 +43,7 @@ FAILURES: Mapping[ErrorKind, str] = {
     ErrorKind.TASK_HANG: "unicron.job.step_stalled",
     ErrorKind.NCCL_TIMEOUT: "unicron.job.step_stalled",
 }
+LOSS_SPIKED, LOSS_SETTLED = "unicron.job.loss_spiked", "unicron.job.loss_settled"
 NODE_UNHEALTHY = "unicron.node.unhealthy"
 
 
@@ -70,6 +74,8 @@ def name_of(event: e.Event) -> str | None:
         case e.NodeNoted():
             begun, ended = NOTES.get(event.code, NODE_NOTED)
             return begun if event.active else ended
+        case e.LossSpiked():
+            return LOSS_SETTLED if event.over else LOSS_SPIKED
         case e.FailureDetected(failure=failure) if failure.job is None:
             return None if failure.symptom else NODE_UNHEALTHY
         case e.FailureDetected(failure=failure):

@@ -6,7 +6,12 @@ from collections.abc import Awaitable
 from typing import TypeVar
 from uuid import UUID
 
-from prefect.artifacts import acreate_markdown_artifact, acreate_progress_artifact, aupdate_progress_artifact
+from prefect.artifacts import (
+    acreate_markdown_artifact,
+    acreate_progress_artifact,
+    acreate_table_artifact,
+    aupdate_progress_artifact,
+)
 from prefect.context import FlowRunContext
 
 from unicron_lib.controller.views import JobProgress
@@ -38,6 +43,12 @@ async def report_progress(job: JobState, live: JobProgress | None) -> None:
         _bars[name] = await _best_effort(acreate_progress_artifact(progress=done, key=f"progress-{name}", description=told))
     elif (bar := _bars[name]) is not None:
         await _best_effort(aupdate_progress_artifact(bar, progress=done, description=told))
+
+
+async def report_check(rows: list[dict[str, object]]) -> None:
+    """A table with the verdict about each node of a check, and why."""
+    table = [{key: str(row[key]) for key in ("node", "verdict", "reason", "meetings")} for row in rows]
+    await _best_effort(acreate_table_artifact(table=table, key="node-check", description="What a node check has found."))
 
 
 async def _best_effort(call: Awaitable[T]) -> T | None:

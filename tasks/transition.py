@@ -14,11 +14,13 @@ from prefect import task
 from tasks.services import services
 from unicron_lib.agent.messages import Command, DrainRanks, LaunchRanks, OpenRendezvous, Reply, SaveReplica, StopRanks
 from unicron_lib.checkpointing.repository import CheckpointRepository
+from unicron_lib.detection.sections import Limits
 from unicron_lib.domain.cluster import NodeStatus
 from unicron_lib.domain.events import Scalar, StepCompleted
-from unicron_lib.domain.jobs import ENDED
+from unicron_lib.domain.jobs import ENDED, JobSpec, JobState
 from unicron_lib.domain.plans import Plan, Step, StepKind
-from unicron_lib.errors import CommandTimeout, ControllerError, NodeNotConnected, UnicronError
+from unicron_lib.domain.skipping import told
+from unicron_lib.errors import CommandTimeout, ControllerError, NodeNotConnected, UnicronError, UserError
 
 log = logging.getLogger("unicron.transition")
 Result = Mapping[str, Scalar]
@@ -43,7 +45,12 @@ async def carry_out(plan: Plan, step: Step) -> Result:
 
 
 async def _drain(_plan: Plan, step: Step) -> Result:
-    """Let the ranks stop with their work saved: together at an iteration's end, else one survivor saves its replica."""
+    """Let the ranks stop with their work saved: together at an iteration's end, else one survivor saves its replica.
+
+    The work of a job that goes back is worth nothing: its ranks are merely stopped.
+    """
+    if (await asyncio.to_thread(services().journal.refresh)).jobs[step.job].rolled_back_to is not None:
+        return {"source": "an earlier checkpoint", "iteration": None, "manifest": None}
     deadline_s = services().settings.drain_s
 
     async def ask(node: str) -> list[dict[str, Scalar]]:
@@ -98,20 +105,36 @@ async def _stop(_plan: Plan, step: Step) -> Result:
 
 
 async def _restore(_plan: Plan, step: Step) -> Result:
-    """Fence older generations off the store, then choose the newest complete checkpoint of this submission."""
+    """Fence older generations off the store, then choose the newest complete checkpoint of this submission.
+
+    For a job that goes back, checkpoints from after the harm was done are fenced off too.
+    """
     job = (await asyncio.to_thread(services().journal.refresh)).jobs[step.job]
 
     def choose() -> Result:
         repository = CheckpointRepository(services().store, step.job)
-        repository.fence(step.generation, anew=not job.restored and job.spec.load != "latest")
+        _refuse_to_begin_anew(job, repository.iterations())
+        anew = not job.restored and job.spec.load != "latest"
+        repository.fence(step.generation, anew=anew, up_to=job.rolled_back_to)
         newest, skipped = repository.newest_complete()
-        return {
+        left_out = {"batches_left_out": told(job.skipped)} if job.skipped else {}
+        return left_out | {
             "manifest": newest.key if newest else None,
             "iteration": newest.iteration if newest else -1,
             "skipped": "; ".join(skipped),
         }
 
     return await asyncio.to_thread(choose)
+
+
+def _refuse_to_begin_anew(job: JobState, saved: list[int]) -> None:
+    """A job that goes back begins anew only if it had not come to its first save."""
+    target = job.rolled_back_to
+    if target is not None and target + 1 >= job.spec.save_interval and min(saved, default=-1) > target:
+        raise UserError(
+            f"{job.spec.job} must go back to iteration {target} or before, but its oldest checkpoint is of iteration "
+            f"{min(saved)}: raise save_retain, or submit it anew"
+        )
 
 
 async def _launch(plan: Plan, step: Step) -> Result:
@@ -138,6 +161,7 @@ async def _launch(plan: Plan, step: Step) -> Result:
             master_port=int(_scalar(opened, "port") or 0),
             store_url=services().settings.store_url,
             restore_from=str(manifest) if manifest else None,
+            skipped=state.jobs[step.job].skipped,
         )
         for node_rank, node in enumerate(assignment.nodes)
     ]
@@ -151,7 +175,9 @@ async def _resume(plan: Plan, step: Step) -> Result:
     found = services()
     assignment = plan.assignment_of(step.job)
     assert assignment is not None
-    deadline = time.monotonic() + found.settings.first_iteration_s
+    spec = (await asyncio.to_thread(found.journal.refresh)).jobs[step.job].spec
+    patience_s = first_iteration_s(spec, found.settings.first_iteration_s)
+    deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         state = await asyncio.to_thread(found.journal.refresh)
         if state.jobs[step.job].status in ENDED:
@@ -165,7 +191,12 @@ async def _resume(plan: Plan, step: Step) -> Result:
             continue
         if live is not None and live.has_stepped(step.generation, assignment.num_gpus):
             return {"iteration": live.iteration, "first_iteration_at": live.first_iteration_at}
-    raise StepFailed(f"{step.job} made no iteration within {found.settings.first_iteration_s:.0f} s of its launch")
+    raise StepFailed(f"{step.job} made no iteration within {patience_s:.0f} s of its launch")
+
+
+def first_iteration_s(spec: JobSpec, default_s: float) -> float:
+    """How long a launched job's first iteration is waited for: by default, or as long as its own limit of `setup` allows."""
+    return max(default_s, Limits.of(spec).start_s) if "setup" in spec.section_timeouts_s else default_s
 
 
 _EFFECTS: Mapping[StepKind, Callable[[Plan, Step], Awaitable[Result]]] = {

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from unicron_lib.domain.cluster import ClusterState, Incident, PlanState
+from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus, PlanState
 from unicron_lib.domain.failures import Failure, severity_name
 from unicron_lib.domain.plans import Step
 from unicron_lib.domain.timeline import timing
@@ -86,6 +86,8 @@ def _without_plan(incident: Incident) -> str:
     """Why nothing was, or is yet, done about an incident."""
     if incident.note:
         return f"## Decision\nNothing was done: {incident.note}"
+    if incident.status is IncidentStatus.OPEN and incident.root and incident.root.is_last_word:
+        return "## Decision\nNone yet: it would end the job for good, and broken hardware may still explain it."
     if incident.may_pass:
         return f"## Decision\nNone before {clock(incident.passes_by)} UTC: the ranks may go on by themselves."
     return ""

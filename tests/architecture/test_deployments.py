@@ -74,5 +74,6 @@ def test_a_mistake_in_a_job_is_refused(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("deployment", deployments(ROOT / "prefect.yaml"), ids=lambda deployment: deployment["name"])
-def test_the_control_plane_flows_take_an_incident(deployment: dict[str, Any]) -> None:
-    assert flow_of(deployment).validate_parameters({"incident": "incident-1"}) == {"incident": "incident-1"}
+def test_the_control_plane_flows_take_an_incident_or_nodes(deployment: dict[str, Any]) -> None:
+    given = {"nodes": ["node-1"]} if deployment["name"] == "check-nodes" else {"incident": "incident-1"}
+    assert flow_of(deployment).validate_parameters(given).items() >= given.items()

@@ -30,3 +30,9 @@ def test_names_are_of_events_that_exist():
     assert set(NAMES) <= set(get_args(e.Event))
     assert all(name.startswith("unicron.") and name == name.lower() and name.count(".") == 2 for name in NAMES.values())
     assert len(set(NAMES.values())) == len(NAMES)
+
+
+@pytest.mark.parametrize(("over", "name"), [(False, "unicron.job.loss_spiked"), (True, "unicron.job.loss_settled")])
+def test_a_spike_of_the_loss_and_its_end(over, name):
+    event = e.LossSpiked(id="s", at=1.0, job="a", generation=1, iteration=3, reason="2.2 to 5.1", over=over)
+    assert name_of(event) == name

@@ -130,7 +130,7 @@ async def test_a_new_submission_begins_anew_unless_it_asks_for_the_latest(site, 
     monkeypatch.setattr(
         CheckpointRepository,
         "fence",
-        lambda self, generation, *, anew: chosen.append(anew) or fence(self, generation, anew=anew),
+        lambda self, generation, *, anew, up_to: chosen.append(anew) or fence(self, generation, anew=anew, up_to=up_to),
     )
     site.fail("f1")
     await site.respond()

@@ -95,6 +95,18 @@ def hardware_roots(state):
     return {node for node in nodes if state.nodes[node].status is not NodeStatus.LOST}
 
 
+@given(what=st.lists(seen, max_size=8), skews_s=st.lists(st.floats(-7200, 7200), min_size=8, max_size=8))
+def test_clocks_of_nodes_that_differ_change_no_root_cause(what, skews_s):
+    nodes = {f"node-{number}": skew_s for number, skew_s in enumerate(skews_s)}
+    failures = [failure_of(number, it) for number, it in enumerate(what)]
+    skewed = [replace(failure, seen_at=failure.seen_at + nodes[failure.node]) for failure in failures]
+    assert roots(told(skewed)) == roots(told(failures))
+
+
+def roots(state):
+    return {it.root.id for it in whole(state)}
+
+
 def answered(failures) -> Scene:
     """The end of it all when each failure arrives while the ones before it may be being answered."""
     scene = replace(START, events=list(START.events))

@@ -81,3 +81,23 @@ def test_no_more_than_a_windowful_is_under_way(num_seen: int, size: int) -> None
         window.acknowledge(range(num_seen))
         sent = sorted({*sent, *range(sent[-1] + 1)})
     assert window.take() == ()
+
+
+def test_a_flood_of_one_rank_hides_nobody_elses_word() -> None:
+    """Nobody answers what the flood's job says: of the others, each is heard at once all the same."""
+    outbox = Outbox(node="n", boot="b")
+
+    def see(job: str, rank: int) -> None:
+        outbox.add(RankFinished(job=job, generation=1, rank=rank, iteration=1, loss=1.0), at=0.0)
+
+    for rank in range(8):
+        for _ in range(1000):
+            see("loud", rank)
+    window = Window(outbox)
+    flood = window.take()
+    assert len(flood) <= 256, "as many as may be under way"
+    assert {o.body.rank for o in flood} == set(range(8))
+    for rank in range(3):
+        see("calm", rank)
+    assert [(o.body.job, o.body.rank) for o in window.take()] == [("calm", 0), ("calm", 1), ("calm", 2)]
+    assert window.take() == ()

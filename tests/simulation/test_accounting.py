@@ -1,6 +1,7 @@
 """The accounts add up: every GPU-second has one use, every loss one cause, and a journal gives what the run gave."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -83,7 +84,7 @@ def check(found: Outcome) -> Books:
     assert {cause for cause in made.losses if cause} <= set(found.faults)
     weights = {job.job: job.weight for job in found.jobs}
     steps = [*curve(found.segments, weights), (found.duration_s, 0.0)]
-    area = sum(level * (after - at_s) for (at_s, level), (after, _) in zip(steps, steps[1:], strict=False))
+    area = sum(level * (after - at_s) for (at_s, level), (after, _) in pairwise(steps))
     assert area == pytest.approx(made.accumulated_waf, rel=1e-6)
     for account in made.jobs.values():
         assert 0.0 <= account.ettr <= 1.0

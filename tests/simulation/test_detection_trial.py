@@ -18,6 +18,7 @@ def judge(scenario, seed):
     assert verdict.hangs + verdict.stragglers > 0, story
     assert verdict.false_alarms == 0, story
     assert (verdict.recall, verdict.precision) == (1.0, 1.0), story
+    assert verdict.ok, story
     return verdict
 
 

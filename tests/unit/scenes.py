@@ -71,12 +71,12 @@ class Scene:
             "node": held.slots[rank].node if held else None,
             "iteration": (-1 if state.failed_at is None else state.failed_at) + 1,
             "method": DetectionMethod.EXCEPTION,
+            "seen_at": self.now,
             **keys,
         }
         failure = Failure(
             id=self.new_id("failure"),
             kind=kind,
-            seen_at=self.now,
             job=job,
             rank=rank,
             evidence="it broke",
@@ -93,6 +93,11 @@ class Scene:
         generation = self.state.jobs[job].generation
         told = self.new_id("resumed")
         self.tell(JobResumed(id=told, at=self.now, job=job, generation=generation, iteration=7, rank=rank))
+
+    def all_resume(self, job: str) -> None:
+        """Each rank tells that it goes on."""
+        for rank in range(self.state.jobs[job].gpus):
+            self.resume(job, rank)
 
     def lose(self, node: str) -> None:
         self.fault(ErrorKind.NODE_LOST, node)

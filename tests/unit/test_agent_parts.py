@@ -50,12 +50,12 @@ def test_an_outbox_numbers_keeps_and_forgets() -> None:
     outbox = Outbox(node="n", boot="b")
     ids = [outbox.add(FINISHED, at=float(number)).id for number in range(3)]
     assert ids == ["n/b/0", "n/b/1", "n/b/2"]
-    assert [observation.seq for observation in outbox.pending_from(1)] == [1, 2]
+    assert {name: [told.seq for told in kept] for name, kept in outbox.at_hand.items()} == {"a/0": [0, 1, 2]}
     outbox.acknowledge([1, 1, 77])
-    assert [observation.seq for observation in outbox.pending_from(0)] == [0, 2]
+    assert {name: [told.seq for told in kept] for name, kept in outbox.at_hand.items()} == {"a/0": [0, 2]}
     assert len(outbox) == 2
     outbox.start_over("c")
-    assert outbox.pending_from(0) == ()
+    assert outbox.at_hand == {}
     assert outbox.add(FINISHED, at=0.0).id == "n/c/0"
 
 
@@ -125,6 +125,7 @@ def test_the_environment_of_a_rank(tmp_path: Path) -> None:
     }
     assert (env["GROUP_RANK"], env["GROUP_WORLD_SIZE"]) == ("2", "4")
     assert (env["MASTER_ADDR"], env["MASTER_PORT"], env["GLOO_SOCKET_IFNAME"]) == ("10.0.0.1", "1234", "eth1")
+    assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "as NVML counts, which says what GPU is broken"
     assert env["CUDA_VISIBLE_DEVICES"] == "3,1", "LOCAL_RANK 1 is device 1, the GPU of rank 5"
     assert '"throughput_flops":{"2":1000000000.0}' in env["UNICRON_JOB_SPEC"]
     assert "UNICRON_RESTORE_FROM" not in env

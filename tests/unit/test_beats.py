@@ -9,7 +9,7 @@ import time
 import pytest
 
 from unicron_lib.agent.beats import SIZE, BeatReader, BeatWriter, beat_path
-from unicron_lib.agent.messages import RankResumed, RankStalled
+from unicron_lib.agent.messages import NodeNotice, RankResumed, RankStalled
 from unicron_lib.agent.pace_watch import BLIND_S, LOOK_S, PaceWatch, beat_directory
 from unicron_lib.agent.ranks import Phase, Rank, Ranks
 from unicron_lib.detection.pace import YOUNG
@@ -174,7 +174,7 @@ def test_who_waits_for_a_peer_that_saves_or_evaluates_does_not_stand_still(node)
     assert node.told == []
     node.pages[0].mark(Section.COLLECTIVE)
     node.wait(10.0)
-    assert [told.section for told in node.told] == ["collective", "collective"]
+    assert [(told.rank, told.section) for told in node.told] == [(1, "collective")]  # rank 0 may wait for another's pause
 
 
 def test_an_agent_that_was_stopped_does_not_blame_the_ranks(node):
@@ -186,6 +186,31 @@ def test_an_agent_that_was_stopped_does_not_blame_the_ranks(node):
     node.now += BLIND_S / 2
     node.wait(10.0)
     assert {told.rank for told in node.told} == {0, 1}
+
+
+def test_a_watch_that_is_always_late_still_finds_a_hang_and_tells_that_it_is_late(node):
+    for _ in range(200):
+        node.now += BLIND_S + 0.1
+        node.look()
+    notice, *stalls = node.told
+    assert isinstance(notice, NodeNotice)
+    assert (notice.code, notice.active) == ("monitor_blind", True)
+    assert {told.rank for told in stalls} == {0, 1}
+    assert max(told.silent_s for told in stalls) < 10.0
+    node.iterate(70)
+    (over,) = [told for told in node.told if isinstance(told, NodeNotice) and not told.active]
+    assert over.code == "monitor_blind"
+
+
+def test_a_pause_of_the_watch_excuses_no_more_than_itself(node):
+    """A hang of 2 s and then a pause of 10 s is a hang of 2 s, not of none."""
+    node.wait(2.0)
+    assert node.told == []
+    node.now += 10.0
+    node.look()
+    assert node.told == []
+    node.wait(1.5)
+    assert {told.rank for told in node.told} == {0, 1}, "beyond 3 s in all"
 
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.RUNNING])

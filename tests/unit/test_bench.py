@@ -111,6 +111,7 @@ def test_detection_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
         (replace(SOON, samples=(0.004, 0.11)), FLAWLESS),
         (SOON, replace(FLAWLESS, false_alarms=1)),
         (SOON, replace(FLAWLESS, hangs_found=2)),
+        (SOON, replace(FLAWLESS, latest_hang=3.5)),
     ],
 )
 def test_a_late_observation_a_false_alarm_or_a_missed_hang_fails(
@@ -119,6 +120,24 @@ def test_a_late_observation_a_false_alarm_or_a_missed_hang_fails(
     result = detect(monkeypatch, latency, verdict)
     assert result.exit_code == 1
     assert "MISSED" in result.stdout
+
+
+def test_hangs_that_are_told_late_as_iterations_scatter_are_not_called_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = replace(FLAWLESS, latest_hang=4.2, scatters=True)
+    assert late.hang_bar == pytest.approx(3.0 + 0.5 / 1.1)
+    result = detect(monkeypatch, SOON, late)
+    assert result.exit_code == 0
+    assert "late, as iterations scatter there" in result.stdout
+    (told,) = json.loads(detect(monkeypatch, SOON, late, "--json").stdout)["trials"].values()
+    assert (told["promptness"], told["ok"]) == ("by design", True)
+    assert "late, as iterations" not in detect(monkeypatch, SOON, FLAWLESS).stdout
+
+
+def test_only_iterations_that_scatter_excuse_a_late_hang() -> None:
+    assert not trial.Scenario().scatters
+    assert trial.Scenario(sigma=0.3).scatters
+    assert trial.Scenario(lengths=(1.0, 2.0)).scatters
+    assert not all(scenario.scatters for scenario in TRIALS.values())
 
 
 def test_what_has_no_bar_cannot_miss_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +219,10 @@ CHEAP = Overhead(
         ({}, 0),
         ({"telling": Spread(median=0.006, low=0.0055, high=0.007)}, 1),
         ({"wall": Spread(median=0.01, low=0.006, high=0.02)}, 1),
+        ({"wall": Spread(median=0.001, low=-0.001, high=0.002)}, 0),
+        ({"telling": Spread(median=0.004, low=0.003, high=0.006)}, 1),
     ],
+    ids=["cheap", "dear", "slower on the clock", "shown by all", "not shown"],
 )
 def test_overhead_is_told_and_held_against_the_bar(
     monkeypatch: pytest.MonkeyPatch, change: dict[str, Spread], code: int
@@ -213,7 +235,10 @@ def test_overhead_is_told_and_held_against_the_bar(
     monkeypatch.setattr(bench, "_overhead", stand_in)
     as_json = CliRunner().invoke(bench.group, ["overhead", "--json"])
     assert as_json.exit_code == code
-    assert json.loads(as_json.stdout)["ok"] is (code == 0)
+    told = json.loads(as_json.stdout)
+    assert told["ok"] is (code == 0)
     table = CliRunner().invoke(bench.group, ["overhead"]).stdout
-    assert ("missed" in table) == (code == 1)
+    assert found.summary in " ".join(table.split())
+    assert told["verdict"] == found.verdict
+    assert ("missed" in table) == (found.verdict is Verdict.MISSED)
     assert ("unclear" in table) == ("wall" not in change)

@@ -7,6 +7,7 @@ from unicron_lib.domain.actions import Dismiss, Respond, TripBreaker
 from unicron_lib.domain.cluster import IncidentStatus, NodeStatus
 from unicron_lib.domain.events import BreakerReset
 from unicron_lib.domain.failures import ErrorKind
+from unicron_lib.domain.judging import DEFAULT_POLICY
 from unicron_lib.domain.plans import PlanKind
 from unicron_lib.report import incident_markdown
 
@@ -56,7 +57,7 @@ def test_flagged_one_by_one_half_of_the_nodes_are_the_most():
     scene.fault(ErrorKind.GPU_LOST, NODES[7])
     scene.settle()
     assert (len(isolated(scene)), scene.state.jobs) == (4, running)
-    scene.tell(BreakerReset(id="reset", at=scene.now))
+    scene.tell(BreakerReset(id="reset", at=scene.now, false_alarm=True))
     scene.fault(ErrorKind.ECC_ERROR, NODES[7])
     assert set(scene.decide().quarantine) == {NODES[7]}
 
@@ -124,5 +125,6 @@ def test_what_processes_ask_for_is_held_as_well(verdict):
         scene.fault(ErrorKind.ECC_ERROR, node)
     scene.settle()
     scene.fail(ErrorKind.CUDA_ERROR, "job-a", rank=3, verdict=verdict)
+    scene.now += DEFAULT_POLICY.last_word_s
     respond = scene.decide()
     assert (respond.quarantine, set(respond.stop)) == ({}, {"job-a"} if verdict == "exclude_and_stop" else set())

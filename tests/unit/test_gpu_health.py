@@ -100,14 +100,14 @@ def test_a_gpu_is_blind_if_it_told_an_error_and_nothing_else() -> None:
 
 
 def kinds(watch: GpuWatch, *looks: GpuReading, life: str = "b") -> list[list[str]]:
-    return [[found.kind for found in watch.news([look], life=life)] for look in looks]
+    return [[found.kind for found in watch.news([look], life=life, now=0.0)] for look in looks]
 
 
 def test_each_gpu_and_kind_is_told_once() -> None:
     """PB01: one GPU is lost from the fifth look on; 16 looks later that is still one event, of that GPU."""
     watch = GpuWatch()
     others = [GpuReading(index=index, uuid=f"GPU-{index}") for index in range(8) if index != 3]
-    looks = [watch.news([*others, FINE if look < 5 else LOST], life="b") for look in range(20)]
+    looks = [watch.news([*others, FINE if look < 5 else LOST], life="b", now=5.0 * look) for look in range(20)]
     assert [(found.gpu, found.kind) for look in looks for found in look] == [(3, "gpu_lost")]
     assert looks[5]
 
@@ -150,6 +150,45 @@ def test_a_new_life_tells_again_what_is_still_wrong() -> None:
     watch = GpuWatch()
     assert kinds(watch, FINE, ecc(3), LOST, ecc(3)) == [[], ["ecc_error"], ["gpu_lost"], []]
     assert kinds(watch, ecc(3), ecc(3), life="c") == [["ecc_error"], []]
+
+
+def retold(watch: GpuWatch, look: GpuReading, *times: float) -> list[list[str]]:
+    return [[found.kind for found in watch.news([look], life="b", now=now)] for now in times]
+
+
+DOWN = replace(LINKED, nvlinks_up=())
+
+
+@pytest.mark.parametrize(("fine", "broken", "kind"), [(FINE, LOST, "gpu_lost"), (LINKED, DOWN, "nvlink_error")])
+def test_what_is_still_broken_is_told_again_for_its_node_may_have_been_released(
+    fine: GpuReading, broken: GpuReading, kind: str
+) -> None:
+    watch = GpuWatch()
+    retold(watch, fine, 0.0)
+    told = retold(watch, broken, *(5.0 * look for look in range(1, 400)))
+    assert [1 + number for number, look in enumerate(told) if look == [kind]] == [1, 121, 241, 361]
+    assert sum(map(len, told)) == 4
+    assert retold(watch, fine, 5000.0) == [[]], "it was repaired"
+
+
+def test_a_missing_gpu_is_told_again() -> None:
+    watch, (gone,) = GpuWatch(), GpuInventory(num_gpus=1).missing((), life="b")
+    assert [len(watch.news([], life="b", now=now, missing=[gone])) for now in (0.0, 5.0, 599.0, 600.0, 605.0)] == [
+        1,
+        0,
+        0,
+        1,
+        0,
+    ]
+
+
+def test_a_count_that_has_not_risen_since_is_history() -> None:
+    """The errors of a life are never forgotten by a GPU that was repaired; a new one is told."""
+    watch = GpuWatch()
+    retold(watch, aggregate(1), 0.0)
+    assert retold(watch, aggregate(4), 5.0, 10.0, 700.0, 7000.0) == [["ecc_error"], [], [], []]
+    assert retold(watch, aggregate(5), 7005.0, 7010.0) == [["ecc_error"], []]
+    assert retold(watch, aggregate(6), 7015.0, 8000.0) == [[], ["ecc_error"]], "not more often than every 10 minutes"
 
 
 def gpus(*uuids: str | None) -> list[GpuReading]:

@@ -1,10 +1,10 @@
 """A rank that stands still: patience, culprits, and hangs that are over by themselves."""
 
 import pytest
-from scenes import running_pair
+from scenes import Scene, running_pair
 
 from unicron_lib.domain.actions import Respond, Rest, Wait
-from unicron_lib.domain.cluster import IncidentStatus
+from unicron_lib.domain.cluster import MAX_FAILURES, IncidentStatus
 from unicron_lib.domain.failures import ErrorKind
 from unicron_lib.domain.plans import PlanKind
 from unicron_lib.report import incident_markdown
@@ -42,7 +42,7 @@ def test_a_hang_that_is_over_by_itself_is_closed_and_counts_for_nothing():
     for _ in range(6):
         hang(scene)
         scene.now += 2
-        scene.resume("gpt-a", 1)
+        scene.all_resume("gpt-a")
         assert scene.decide() == Rest()
     job = scene.state.jobs["gpt-a"]
     assert (job.stuck_restarts, job.failed_times, job.generation) == (0, (), before.jobs["gpt-a"].generation)
@@ -59,7 +59,45 @@ def test_one_of_two_culprits_that_goes_on_leaves_the_other():
     scene.resume("gpt-a", 1)
     (incident,) = scene.state.open_incidents
     assert incident.root.rank == 3
-    scene.resume("gpt-a", 3)
+    scene.all_resume("gpt-a")
+    assert not scene.state.open_incidents
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3], ids=["waits", "hangs", "waits too", "waits as well"])
+def test_a_hang_is_over_when_no_rank_stands_still_any_more(first):
+    """A rank of another group that goes on, or even the culprit, says nothing of those that still wait."""
+    scene = running_pair()
+    hang(scene, culprit=1)
+    for left, rank in zip((4, 3, 2, 1), sorted(range(4), key=lambda rank: rank != first), strict=True):
+        (incident,) = scene.state.open_incidents
+        assert len(incident.failures) == left
+        scene.resume("gpt-a", rank)
+    assert not scene.state.open_incidents
+
+
+def test_those_that_waited_for_a_rank_that_goes_on_get_as_much_time_again():
+    scene = running_pair()
+    hang(scene, culprit=1)
+    scene.now += 4.9
+    scene.resume("gpt-a", 1)
+    scene.now += 0.2
+    assert isinstance(scene.decide(), Wait)
+    scene.now += 5.0
+    assert scene.decide().kind is PlanKind.REATTEMPT, "they still wait: for what?"
+
+
+def test_every_stalled_rank_of_a_large_job_is_watched():
+    """More ranks than failures are kept of an incident: as long as one stands still, the hang is not over."""
+    scene = Scene()
+    scene.join("node-1", num_gpus=MAX_FAILURES + 40)
+    size = MAX_FAILURES + 36
+    scene.submit("gpt-a", min_gpus=size, max_gpus=size, throughput_flops={size: 1e9}, global_batch_size=size)
+    scene.settle()
+    for rank in range(size):
+        scene.stall("gpt-a", rank, WAITING)
+    for rank in range(size):
+        assert scene.state.open_incidents
+        scene.resume("gpt-a", rank)
     assert not scene.state.open_incidents
 
 

@@ -70,7 +70,7 @@ def test_a_gpu_and_an_amount_arrive() -> None:
 @pytest.mark.parametrize(
     ("kind", "target", "amount", "told"),
     [
-        ("earthquake", "a/0", None, "unknown fault 'earthquake': choose one of crash, hang"),
+        ("earthquake", "a/0", None, "unknown fault 'earthquake': choose one of crash, oom, exit"),
         ("crash", "a/3", None, "a has ranks 0 to 2"),
         ("crash", "a", None, "a has ranks 0 to 2"),
         ("crash", "a/-1", None, "a has ranks 0 to 2"),
@@ -82,8 +82,11 @@ def test_a_gpu_and_an_amount_arrive() -> None:
         ("ecc", "n9/0", None, "no node 'n9': there are n0, n1"),
         ("node-loss", "a/0", None, "no node 'a/0'"),
         ("node-loss", "", None, "no node ''"),
-        ("xid", "n1/0", 7.5, "an Xid is a whole number"),
-        ("xid", "n1/0", 70000, "an Xid is a whole number"),
+        ("xid", "n1/0", 7.5, "--amount 7.5: xid takes a whole Xid number from 1 to 65535"),
+        ("xid", "n1/0", 70000, "xid takes a whole Xid number from 1 to 65535"),
+        ("exit", "a/0", 256, "--amount 256: exit takes a whole code from 1 to 255"),
+        ("exit", "a/0", 16.5, "exit takes a whole code"),
+        ("exit", "a/0", 0, "--amount 0: give exit a code of 1 or more"),
         ("xid", "n1/0", 0, "--amount 0"),
         ("slow", "a/0", 0.5, "--amount 0.5: give slow a factor of 1 or more"),
         ("partition", "n0", float("nan"), "--amount nan"),
@@ -309,10 +312,10 @@ def agent() -> tuple[Injection, Gpus, Kernel]:
 
 def test_faults_of_gpus_go_to_what_looks_at_them() -> None:
     injection, gpus, kernel = agent()
-    for fault in ("ecc", "nvlink", "gpu-lost"):
+    for fault in ("ecc", "nvlink", "row-remap", "gpu-lost"):
         injection.carry_out(InjectFault(step=fault, fault=fault, gpu=1))
     injection.carry_out(InjectFault(step="xid", fault="xid", gpu=0, amount=48))
-    assert gpus.injected == [("ecc", 1), ("nvlink", 1), ("gpu-lost", 1)]
+    assert gpus.injected == [("ecc", 1), ("nvlink", 1), ("row-remap", 1), ("gpu-lost", 1)]
     assert kernel.heard == [xid_line("0000:01:00", 48)]
     said = parse(kernel.heard[0])
     assert isinstance(said, XidLine)

@@ -279,6 +279,31 @@ def test_a_disk_error_is_a_notice() -> None:
     assert notice == HardwareNotice(code="disk_error", text="I/O error, dev nvme0n1, sector 1")
 
 
+def test_a_notice_ends_when_nothing_more_of_it_came_for_the_window() -> None:
+    watch = KernelWatch(num_gpus=2)
+    assert [*watch.hear(parse("I/O error, dev nvme0n1, sector 1"), 0.0)]
+    (second,) = watch.hear(parse("I/O error, dev sda, sector 1"), 100.0)
+    assert second.text == "I/O error, dev sda, sector 1; besides nvme0n1", "the note of a node says all that holds"
+    assert not [*watch.hear(parse("I/O error, dev sda, sector 2"), 200.0)]
+    assert not [*watch.due(379.0)]
+    (over,) = watch.due(380.0)
+    assert (over.code, over.active) == ("disk_error", False)
+    assert not [*watch.due(1000.0)]
+
+
+def test_xids_of_several_gpus_are_one_note_that_ends() -> None:
+    watch = KernelWatch(num_gpus=8)
+    watch.learn(imagined_gpus(8))
+    for gpu in (1, 2):
+        assert not [*watch.hear_xid(GpuName(index=gpu), 9999, 0.0)]
+    first, second = watch.due(60.0)
+    assert (first.code, first.active, "besides" in first.text) == ("xid", True, False)
+    assert second.text.endswith("besides Xid 9999 of GPU 1")
+    (over,) = watch.due(180.0)
+    assert (over.code, over.active) == ("xid", False)
+    assert not [*watch.due(10_000.0)]
+
+
 def test_a_gpu_that_is_lost_without_an_xid_is_the_one_named_before() -> None:
     watch = KernelWatch(num_gpus=8)
     watch.learn(imagined_gpus(8))
@@ -641,6 +666,15 @@ def test_each_kill_that_is_counted_explains_one_end(tmp_path: Path) -> None:
     events = tmp_path / "sys/fs/cgroup/memory.events"
     events.parent.mkdir(parents=True)
     events.write_text("oom_kill 4\n")
-    watch = OomWatch(tmp_path)
+    now = [0.0]
+    watch = OomWatch(tmp_path, clock=lambda: now[0])
     events.write_text("oom_kill 6\n")
     assert [watch.struck(pid) for pid in (1, 2, 3)] == [True, True, False]
+    events.write_text("oom_kill 7\n")
+    watch.look()
+    now[0] = 4.0
+    assert watch.struck(4)
+    events.write_text("oom_kill 8\n")
+    watch.look()
+    now[0] = 86_400.0
+    assert not watch.struck(5), "what was killed yesterday was no rank"

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from unicron_lib.agent.exception_text import TEXT_LIMIT, cause_of, context_of, message_of, stack_of
 from unicron_lib.agent.excerpt import SHORT_LIMIT, excerpt
 from unicron_lib.agent.rank_messages import RankFailed, from_rank
-from unicron_lib.agent.repeats import MEMORY, Repeats
+from unicron_lib.agent.repeats import MOST_TOLD, Repeats
 
 
 def caught(raise_it: object) -> BaseException:
@@ -140,12 +141,17 @@ def test_nothing_distinct_is_left_out(story: list[int]) -> None:
     assert [m for i, m in enumerate(heard) if m not in heard[:i]] == [str(n) for n in dict.fromkeys(story)], "nor reordered"
 
 
-def test_the_memory_of_what_was_said_is_bounded() -> None:
+def test_a_rank_tells_so_many_different_failures_the_others_are_counted() -> None:
+    """But a new type of error is always told, so that a flood hides no other one."""
     repeats = Repeats()
-    assert all(repeats.news(report(str(number))) for number in range(3 * MEMORY))
-    assert repeats.news(report(str(3 * MEMORY - 1))) is None
-    assert repeats.news(report("0")) is not None, "forgotten, so it is news again"
-    assert repeats.news(report("0", iteration=4)) is not None, "another iteration is another failure"
+    heard = [news for number in range(10_000) if (news := repeats.news(report(str(number))))]
+    assert [news.message for news in heard[:MOST_TOLD]] == [str(number) for number in range(MOST_TOLD)]
+    counted = [news.message.partition("\n")[2] for news in heard[MOST_TOLD:]]
+    assert counted == [f"[one of {10**n} beyond the first 64, which are counted only]" for n in range(4)]
+    assert repeats.news(replace(report("0"), error_type="MemoryError")) is not None
+    types = [repeats.news(replace(report("0"), error_type=f"E{number}")) for number in range(10_000)]
+    assert sum(news is not None for news in types) < 2 * MOST_TOLD + 10
+    assert len(repeats._counts) <= 2 * MOST_TOLD
 
 
 def test_what_names_a_cause_is_short() -> None:

@@ -6,15 +6,15 @@ from dataclasses import fields
 import pytest
 
 from unicron_lib.detection.pace import FLOOR_S, KEPT, WARM_UP, YOUNG, Baseline, Beat, Pace, Resumed, Stalled
-from unicron_lib.detection.sections import Limits, Section
+from unicron_lib.detection.sections import DEFAULT_LIMITS_S, INSIDE, PAUSES, Limits, Section
 from unicron_lib.domain.jobs import JobSpec
 
 
 class Rank:
     """A rank that is looked at ten times a second of its own time."""
 
-    def __init__(self, **limits):
-        self.pace = Pace(Limits(**limits))
+    def __init__(self, limits=None, **own):
+        self.pace = Pace(limits or Limits(**own))
         self.now, self.at, self.marks, self.iteration, self.iteration_s = 0.0, 0.0, 1, -1, 0.0
         self.section = Section.SETUP
         self.found = []
@@ -72,7 +72,7 @@ def test_a_stopped_rank_is_stalled_after_three_usual_iterations_and_told_once():
 
 def test_only_the_signs_of_the_rank_itself_are_evidence():
     """PB03: how busy a GPU is, or whether it can be asked at all, is not even known here."""
-    assert {field.name for field in fields(Beat)} == {"iteration", "section", "marks", "at", "iteration_s"}
+    assert {field.name for field in fields(Beat)} == {"iteration", "section", "marks", "at", "iteration_s", "pause"}
 
 
 def test_a_rank_that_goes_on_by_itself_is_told_to_have_resumed():
@@ -103,7 +103,7 @@ def test_the_first_iteration_an_evaluation_and_a_checkpoint_are_no_hangs_but_a_h
     assert stalled.silent_s <= FLOOR_S + 0.1 + 1e-6
 
 
-@pytest.mark.parametrize(("section", "limit_s"), [(Section.EVAL, 1800.0), (Section.CHECKPOINT, 600.0), (Section.SETUP, 600.0)])
+@pytest.mark.parametrize(("section", "limit_s"), DEFAULT_LIMITS_S.items())
 def test_other_sections_have_their_own_limits(section, limit_s):
     rank = warm()
     rank.spend(limit_s, section)
@@ -132,9 +132,31 @@ def test_the_owner_of_a_job_may_set_the_limits():
     spec = JobSpec(job="a", hang_factor=5.0, hang_patience_s=1.0, section_timeouts_s={"step": 7.0, "eval": 9.0})
     limits = Limits.of(spec)
     assert (limits.hang_factor, limits.patience_s, limits.step_s) == (5.0, 1.0, 7.0)
-    assert limits.fixed_s == {Section.SETUP: 600.0, Section.EVAL: 9.0, Section.CHECKPOINT: 600.0}
-    assert Pace(limits).limit_s(Section.COLLECTIVE) == 7.0
+    most_s = INSIDE * 60.0 * spec.distributed_timeout_minutes
+    assert limits.fixed_s == {Section.SETUP: most_s, Section.EVAL: 9.0, Section.CHECKPOINT: most_s}
+    assert warm(step_s=7.0).pace.limit_s(Section.COLLECTIVE) == 7.0
     assert warm(hang_factor=5.0).pace.limit_s(Section.STEP) == pytest.approx(5.0)
+
+
+def test_the_first_iteration_is_not_held_to_the_limit_of_a_step():
+    """Kernels are compiled and connections made in it: it may take as long as the setup."""
+    rank = Rank(step_s=7.0)
+    rank.spend(599.0, Section.STEP)
+    rank.iterate(300.0)
+    assert rank.found == []
+    rank.spend(7.2, Section.STEP)
+    assert [found.limit_s for found in rank.found] == [7.0]
+
+
+def test_a_limit_of_the_step_beyond_that_of_the_setup_counts_in_the_first_iteration_too():
+    assert Pace(Limits(step_s=700.0)).limit_s(Section.STEP) == 700.0
+
+
+@pytest.mark.parametrize("pause", PAUSES)
+def test_who_waits_after_a_pause_waits_as_long_as_others_may_be_in_it(pause):
+    pace = warm().pace
+    assert pace.limit_s(Section.COLLECTIVE, pause) == DEFAULT_LIMITS_S[pause]
+    assert pace.limit_s(Section.STEP, pause) == pace.limit_s(Section.COLLECTIVE) == pytest.approx(3.0)
 
 
 def test_a_watcher_that_was_blind_starts_the_clocks_anew():
@@ -172,6 +194,15 @@ def test_what_varies_gets_a_wider_limit_and_what_does_not_gets_three_times_the_u
     assert len(quiet) == KEPT
     assert quiet.limit_s(3.0) == pytest.approx(3.0 * quiet.median_s)
     assert 4.0 < lengths.limit_s(3.0) < 6.0
+
+
+def test_a_hang_in_long_iterations_is_found_before_the_collectives_of_those_that_wait_give_up():
+    """PB24, for limits that are learned. Iterations that take longer than that are believed all the same."""
+    limits = Limits.of(JobSpec(job="a"))
+    assert limits.most_s == INSIDE * 600.0
+    rank = warm(250.0, limits=limits)
+    assert rank.pace.limit_s(Section.STEP) == limits.most_s
+    assert warm(500.0, limits=limits).pace.limit_s(Section.STEP) == pytest.approx(1.25 * 500.0)
 
 
 def test_a_young_baseline_is_twice_as_wide():

@@ -15,7 +15,7 @@ from unicron_lib.domain.events import (
     PlanDecided,
     StepCompleted,
 )
-from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
+from unicron_lib.domain.failures import ECHOES, DetectionMethod, ErrorKind, Failure
 from unicron_lib.domain.jobs import JobStatus
 from unicron_lib.domain.plans import PlanKind, StepKind
 from unicron_lib.domain.timeline import timing
@@ -110,7 +110,7 @@ def test_failures_without_progress_escalate_to_another_node_then_stop_the_job():
     scene = running_pair()
     severities = []
     for _ in range(4):
-        scene.fail(ErrorKind.CONNECTION_RESET, "gpt-b", iteration=5)
+        scene.fail(ErrorKind.PROCESS_EXIT, "gpt-b", iteration=5)
         scene.now += 1.1
         respond = scene.decide()
         severities.append(respond.kind)
@@ -118,8 +118,8 @@ def test_failures_without_progress_escalate_to_another_node_then_stop_the_job():
             break
         scene.plan(respond)
         scene.settle()
-    assert severities == [PlanKind.REATTEMPT, PlanKind.RESTART, PlanKind.REALLOCATE]
-    assert "raised from SEV3" in respond.reason
+    assert severities == [PlanKind.RESTART, PlanKind.REALLOCATE]
+    assert "raised from SEV2" in respond.reason
     scene.plan(respond)
     (quarantined,) = respond.quarantine
     assert scene.state.nodes[quarantined].status is NodeStatus.QUARANTINED
@@ -127,9 +127,28 @@ def test_failures_without_progress_escalate_to_another_node_then_stop_the_job():
         scene.settle()
         if scene.state.jobs["gpt-b"].status is JobStatus.FAILED:
             break
-        scene.fail(ErrorKind.CONNECTION_RESET, "gpt-b", iteration=5)
+        scene.fail(ErrorKind.PROCESS_EXIT, "gpt-b", iteration=5)
     assert scene.state.jobs["gpt-b"].status is JobStatus.FAILED
     assert "without a new iteration" in scene.state.jobs["gpt-b"].reason
+
+
+@pytest.mark.parametrize("kind", sorted(ECHOES))
+def test_who_only_complains_of_its_peers_is_not_isolated_and_the_budget_ends_the_job(kind):
+    scene = running_pair()
+    kinds = []
+    for _ in range(5):
+        scene.now += 700  # none of the others is within the window of the budget
+        scene.fail(kind, "gpt-a", rank=1, iteration=7)
+        scene.fail(kind, "gpt-a", rank=2, iteration=7)
+        scene.now += 1.1
+        respond = scene.decide()
+        kinds.append(respond.kind)
+        assert respond.quarantine == {}
+        if respond.stop:
+            break
+        scene.settle()
+    assert kinds == [PlanKind.REATTEMPT, PlanKind.RESTART, PlanKind.RESTART, PlanKind.RESTART, PlanKind.REALLOCATE]
+    assert set(respond.stop) == {"gpt-a"}
 
 
 def test_progress_resets_the_escalation():

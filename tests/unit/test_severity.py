@@ -15,7 +15,7 @@ from unicron_lib.domain.failures import (
     Severity,
 )
 from unicron_lib.domain.jobs import JobStatus
-from unicron_lib.domain.judging import judge
+from unicron_lib.domain.judging import DEFAULT_POLICY, judge
 from unicron_lib.domain.plans import PlanKind
 
 KIND_OF_PLAN = {Severity.SEV3: PlanKind.REATTEMPT, Severity.SEV2: PlanKind.RESTART, Severity.SEV1: PlanKind.REALLOCATE}
@@ -45,7 +45,7 @@ def test_each_attempt_without_a_new_iteration_raises_the_severity_by_one(kind, a
     scene, incident = failed_without_progress(kind, attempts)
     verdict = judge(scene.state, incident, scene.now)
     base = DEFAULT_SEVERITY[kind]
-    raised = max(base - attempts, Severity.SEV2 if kind in BLAMELESS else Severity.SEV1)
+    raised = max(base - attempts, Severity.SEV2 if kind in BLAMELESS | ECHOES else Severity.SEV1)
     assert verdict.severity == min(base, raised)
     isolates = verdict.severity is Severity.SEV1 and kind not in BLAMELESS
     assert bool(verdict.quarantine) == isolates
@@ -72,6 +72,7 @@ def test_a_process_may_ask_for_another_node_or_not_to_be_started_again(verdict, 
     """Exit codes 16, 17 and 93."""
     scene = running_pair()
     node = scene.fail(ErrorKind.CUDA_ERROR, "gpt-a", rank=2, verdict=verdict).node
+    scene.now += DEFAULT_POLICY.last_word_s if stops else 0.0
     respond = scene.decide()
     assert respond.kind is PlanKind.REALLOCATE
     assert (set(respond.quarantine), set(respond.stop)) == ({node} if isolates else set(), {"gpt-a"} if stops else set())
@@ -87,16 +88,16 @@ def test_what_a_process_asks_for_is_not_lost_among_its_peers_complaints():
     scene.fail(ErrorKind.CONNECTION_RESET, "gpt-a", rank=0)
     scene.fail(ErrorKind.PROCESS_EXIT, "gpt-a", rank=1)
     scene.fail(ErrorKind.USER_ERROR, "gpt-a", rank=2, verdict="stop")
+    scene.now += DEFAULT_POLICY.last_word_s
     assert set(scene.decide().stop) == {"gpt-a"}
 
 
 def test_the_order_of_causes():
-    """Causes, links, complaints, symptoms; the graver, the certain, the rank's word on its own, the earlier."""
+    """Causes, links, complaints, symptoms; the graver, the certain, the rank's word on its own."""
     process, node = DetectionMethod.PROCESS, DetectionMethod.NODE_HEALTH
     best_first = [
         failure(ErrorKind.ECC_ERROR, node, job=None),
-        failure(ErrorKind.ECC_ERROR, process, seen_at=1.0),
-        failure(ErrorKind.ECC_ERROR, process, seen_at=2.0),
+        failure(ErrorKind.ECC_ERROR, process),
         failure(ErrorKind.PROCESS_EXIT, process, seen_at=3.0),
         failure(ErrorKind.TASK_HANG, DetectionMethod.STATISTICS, seen_at=1.0, not_before=5.0),
         failure(ErrorKind.STORAGE_ERROR, process),
@@ -105,7 +106,7 @@ def test_the_order_of_causes():
         failure(ErrorKind.NCCL_TIMEOUT, process),
         failure(ErrorKind.OTHER, node, job=None, symptom=True),
     ]
-    assert [f.order for f in best_first] == sorted(f.order for f in best_first)
+    assert [f.weight for f in best_first] == sorted(f.weight for f in best_first)
 
 
 def failure(kind, method, **keys):

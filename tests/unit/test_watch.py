@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -102,8 +102,7 @@ async def lose(controller: Controller, boot: str, at: float) -> None:
 
 
 def look(controller: Controller) -> None:
-    for record in controller.hub.nodes.values():
-        watch.look_at(controller, record)
+    watch.look_around(controller)
 
 
 def journalled(controller: Controller, kind: type[Event]) -> list[Event]:
@@ -115,12 +114,9 @@ async def written(controller: Controller) -> None:
     await controller.recorder.record(NodeJoined(id=f"x{time.time_ns()}", at=0.0, node="x", boot="x", address="x", num_gpus=1))
 
 
-async def test_a_controller_that_did_not_run_judges_nobody_for_that_time(controller, clock, monkeypatch) -> None:
-    """Stopped for a minute, it has heard nobody: neither silent nor closed connections count that minute."""
-    await join(controller, "b")
-    gone = await join(controller, "b", node="m")
-    controller.hub.detach(controller.hub.nodes["m"], gone.link, now=clock.monotonic(), ending="it ended")
-    pauses = iter((60.0, 0.05))
+async def watched(controller: Controller, clock: Clock, monkeypatch: pytest.MonkeyPatch, steps: Iterable[float]) -> None:
+    """Run the watch; `steps` are the pauses between its looks."""
+    pauses = iter(steps)
 
     async def pause(_: float) -> None:
         step = next(pauses, None)
@@ -131,13 +127,64 @@ async def test_a_controller_that_did_not_run_judges_nobody_for_that_time(control
     monkeypatch.setattr(watch.asyncio, "sleep", pause)
     with pytest.raises(asyncio.CancelledError):
         await watch.watch(controller)
+
+
+async def test_a_controller_that_did_not_run_judges_nobody_for_that_time(controller, clock, monkeypatch) -> None:
+    """Stopped for a minute, it has heard nobody: neither silent nor closed connections count that minute."""
+    await join(controller, "b")
+    gone = await join(controller, "b", node="m")
+    controller.hub.detach(controller.hub.nodes["m"], gone.link, now=clock.monotonic(), ending="it ended")
+    await watched(controller, clock, monkeypatch, (60.0, 0.05))
     assert not any(record.lost for record in controller.hub.nodes.values())
     clock.move(3.0)
+    for node in ("o", "p"):  # so that no more than half of the nodes are silent
+        await join(controller, "b", node=node)
     look(controller)
-    assert {name: record.lost for name, record in controller.hub.nodes.items()} == {"n": False, "m": True}
+    assert {name: controller.hub.nodes[name].lost for name in "nm"} == {"n": False, "m": True}
     clock.move(2.0)
+    for node in ("o", "p"):
+        await join(controller, "b", node=node)
     look(controller)
     assert controller.hub.nodes["n"].lost
+
+
+async def test_a_controller_that_is_always_late_still_loses_a_silent_node(controller, clock, monkeypatch) -> None:
+    await join(controller, "b")
+    await watched(controller, clock, monkeypatch, [watch.DEAF_S + 0.05] * 15)
+    assert controller.hub.nodes["n"].lost
+
+
+async def test_a_controller_that_is_stopped_again_and_again_hears_before_it_judges(controller, clock, monkeypatch) -> None:
+    await join(controller, "b")
+    record = controller.hub.nodes["n"]
+
+    def stops() -> Iterator[float]:
+        for _ in range(20):
+            yield 10.0
+            record.heard_at = clock.monotonic()  # what lay in its socket is read after the look
+            yield 0.05
+
+    await watched(controller, clock, monkeypatch, stops())
+    assert not record.lost
+
+
+async def test_a_blind_controller_loses_nobody_and_tells_a_person(controller, clock) -> None:
+    wires = {node: await join(controller, "b", node=node) for node in ("n", "m", "o")}
+    for node in ("n", "m"):
+        controller.hub.detach(controller.hub.nodes[node], wires[node].link, now=clock.monotonic(), ending="it was reset")
+    for _ in range(50 * 20):
+        clock.move(0.05)
+        controller.hub.nodes["o"].heard_at = clock.monotonic()
+        look(controller)
+    views = {node: watch.view(controller, record) for node, record in controller.hub.nodes.items()}
+    assert {node: view.verdict for node, view in views.items()} == {"n": "suspect", "m": "suspect", "o": "alive"}
+    assert "2 of 3 nodes fell silent" in views["n"].reason
+    for node in ("n", "m"):
+        await join(controller, "b", node=node)
+    look(controller)
+    assert [watch.view(controller, record).verdict for record in controller.hub.nodes.values()] == ["alive"] * 3
+    told = [(o.node, o.boot, o.body.code, o.body.active) for o in controller.pending.select(now=1e9)]
+    assert told == [("m", "b", "controller_blind", True), ("m", "b", "controller_blind", False)]
 
 
 async def test_a_wall_clock_that_jumps_changes_no_verdict(controller, clock) -> None:

@@ -41,6 +41,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--node", required=True, help="the node's name, unique in the cluster")
     parser.add_argument("--address", required=True, help="where ranks of other nodes reach this one")
     parser.add_argument("--num-gpus", required=True, type=int)
+    parser.add_argument(
+        "--imagined-gpus",
+        action="store_true",
+        help="they are only counted, whatever GPUs this machine has: for a local cluster",
+    )
     parser.add_argument("--run-dir", required=True, type=Path, help="for logs, ledgers and error files")
     parser.add_argument("--rack", default="", help="nodes of the same rack are close: jobs are kept within few racks")
     parser.add_argument("--pool", default="", help="the kind of instance: each job uses the nodes of one pool")
@@ -91,7 +96,7 @@ def _agent_options(options: argparse.Namespace) -> AgentOptions:
         rack=options.rack,
         pool=options.pool,
         gpu_model=gpu_model(),
-        has_gpus=0 < options.num_gpus <= num_devices(),
+        has_gpus=options.num_gpus > 0 and num_devices() > 0 and not options.imagined_gpus,
     )
     preload = options.preload if options.preload is not None else [options.rank_target.partition(":")[0]]
     return AgentOptions(

@@ -12,14 +12,16 @@ import time
 from pathlib import Path
 
 from unicron_lib.detection.pace import Beat
-from unicron_lib.detection.sections import Section
+from unicron_lib.detection.sections import PAUSES, Section
 
 log = logging.getLogger(__name__)
 BEAT_FILE = "UNICRON_BEAT_FILE"
-_SEQUENCE, _SIGN = struct.Struct("<Q"), struct.Struct("<qQQQq")
+_SEQUENCE, _SIGN = struct.Struct("<Q"), struct.Struct("<qQQQqQ")
 SIZE = _SEQUENCE.size + _SIGN.size
 _SECTIONS = tuple(Section)
 _NUMBERS = {section: number for number, section in enumerate(_SECTIONS)}
+_PAUSE_OF: dict[int, Section | None] = {0: None} | {number + 1: it for it, number in _NUMBERS.items() if it in PAUSES}
+_PAUSES = {section: number for number, section in _PAUSE_OF.items()}
 
 
 def beat_path(directory: Path, job: str, generation: int, rank: int) -> Path:
@@ -37,6 +39,7 @@ class BeatWriter:
         self._iteration = -1
         self._iteration_ns = 0
         self._section = Section.SETUP
+        self._pause: Section | None = None
         self.mark()
 
     @classmethod
@@ -49,20 +52,21 @@ class BeatWriter:
             return cls(None)
 
     def mark(self, section: Section | None = None) -> None:
-        """Tell that the rank lives, and in which section it is from now on."""
+        """Tell that the rank lives, and in which section it is from now on. A pause is remembered until `complete`."""
         if section is not None:
             self._section = section
+            self._pause = section if section in PAUSES else self._pause
         self._marks += 1
         page, sequence = self._page, self._sequence
         _SEQUENCE.pack_into(page, 0, sequence + 1)
-        number = _NUMBERS[self._section]
-        _SIGN.pack_into(page, 8, self._iteration, number, self._marks, time.monotonic_ns(), self._iteration_ns)
+        number, pause = _NUMBERS[self._section], _PAUSES[self._pause]
+        _SIGN.pack_into(page, 8, self._iteration, number, self._marks, time.monotonic_ns(), self._iteration_ns, pause)
         _SEQUENCE.pack_into(page, 0, sequence + 2)
         self._sequence = sequence + 2
 
     def complete(self, iteration: int, duration_s: float) -> None:
         """Tell that an iteration is done, with the next mark; `duration_s` without checkpoints and evaluations."""
-        self._iteration, self._iteration_ns = iteration, int(duration_s * 1e9)
+        self._iteration, self._iteration_ns, self._pause = iteration, int(duration_s * 1e9), None
 
 
 class BeatReader:
@@ -80,14 +84,15 @@ class BeatReader:
         before = self._page[: _SEQUENCE.size]
         sign = self._page[_SEQUENCE.size :]
         if before == self._page[: _SEQUENCE.size] and before[0] % 2 == 0 and any(before):
-            iteration, section, marks, at_ns, iteration_ns = _SIGN.unpack(sign)
-            if section < len(_SECTIONS):
+            iteration, section, marks, at_ns, iteration_ns, pause = _SIGN.unpack(sign)
+            if section < len(_SECTIONS) and pause in _PAUSE_OF:
                 self._newest = Beat(
                     iteration=iteration,
                     section=_SECTIONS[section],
                     marks=marks,
                     at=at_ns / 1e9,
                     iteration_s=iteration_ns / 1e9,
+                    pause=_PAUSE_OF[pause],
                 )
         return self._newest
 

@@ -5,10 +5,12 @@ import logging
 from collections import defaultdict
 from typing import assert_never
 
+from unicron_lib.agent.checks import NodeChecks
 from unicron_lib.agent.fencing import Fence
 from unicron_lib.agent.injection import Injection
 from unicron_lib.agent.memo import StepMemo
 from unicron_lib.agent.messages import (
+    CheckNode,
     Command,
     DrainRanks,
     InjectFault,
@@ -33,10 +35,17 @@ class Commands:
     """Answers commands; a step that is asked for again is joined, or answered as before."""
 
     def __init__(
-        self, *, supervisor: Supervisor, stores: RendezvousStores, injection: Injection, fence: Fence | None = None
+        self,
+        *,
+        supervisor: Supervisor,
+        stores: RendezvousStores,
+        checks: NodeChecks,
+        injection: Injection,
+        fence: Fence | None = None,
     ) -> None:
         self._supervisor = supervisor
         self._stores = stores
+        self._checks = checks
         self._injection = injection
         self._fence = fence or Fence()
         self._memo = StepMemo()
@@ -70,7 +79,7 @@ class Commands:
     def _admit(self, command: Command) -> None:
         """Refuse a replaced generation; starting or stopping for a newer one replaces the older ones."""
         match command:
-            case OpenRendezvous() | LaunchRanks() | SaveReplica():
+            case OpenRendezvous() | LaunchRanks() | SaveReplica() | CheckNode():
                 generation = command.generation
             case DrainRanks() | StopRanks():
                 generation = command.below_generation
@@ -87,18 +96,22 @@ class Commands:
     async def _carry_out(self, command: Command) -> Result:
         match command:
             case OpenRendezvous():
-                return await self._open_rendezvous(command)
+                doing = self._open_rendezvous(command)
             case LaunchRanks():
-                return await self._launch(command)
+                doing = self._launch(command)
             case DrainRanks():
-                return await self._drain(command)
+                doing = self._drain(command)
             case SaveReplica():
-                return await self._save_replica(command)
+                doing = self._save_replica(command)
             case StopRanks():
-                return await self._stop(command)
+                doing = self._stop(command)
+            case CheckNode():
+                doing = self._check_node(command)
             case InjectFault():
                 return {**self._injection.carry_out(command)}
-        assert_never(command)
+            case _:
+                assert_never(command)
+        return await doing
 
     async def _open_rendezvous(self, command: OpenRendezvous) -> Result:
         await self._supervisor.ready()
@@ -109,6 +122,7 @@ class Commands:
 
     async def _launch(self, command: LaunchRanks) -> Result:
         pids: list[dict[str, Scalar]] = []
+        await self._checks.give_up()
         await self._supervisor.ready()
         async with self._launching[command.job]:
             await self._close_orphaned_stores(command.job)
@@ -117,6 +131,12 @@ class Commands:
                 started = await self._supervisor.launch(command, rank, gpu)
                 pids.append({"rank": rank, "pid": started.pid})
         return {"pids": pids}
+
+    async def _check_node(self, command: CheckNode) -> Result:
+        if self._supervisor.ranks.alive:
+            jobs = ", ".join(sorted({rank.job for rank in self._supervisor.ranks.alive}))
+            raise AgentError(f"ranks of {jobs} live on {self._supervisor.facts.node}: only a node without ranks is checked")
+        return await self._checks.run(command)
 
     async def _close_orphaned_stores(self, job: str) -> None:
         """End stores of replaced generations that have no ranks here any more."""

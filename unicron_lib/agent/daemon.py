@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+from unicron_lib.agent.checks import NodeChecks
 from unicron_lib.agent.commands import Commands
 from unicron_lib.agent.environment import NodeFacts
 from unicron_lib.agent.forks import Forks
@@ -92,7 +93,12 @@ class Agent:
             token=options.token,
             supervisor=self._supervisor,
             outbox=self._outbox,
-            commands=Commands(supervisor=self._supervisor, stores=self._stores, injection=self._injection()),
+            commands=Commands(
+                supervisor=self._supervisor,
+                stores=self._stores,
+                checks=NodeChecks(facts=facts, forks=self._forks, directory=directory),
+                injection=self._injection(),
+            ),
         )
         self._uplink.die = self._die
 
@@ -106,13 +112,17 @@ class Agent:
             kernel=self._kernel,
         )
 
+    @property
+    def _looks(self) -> tuple[Callable[[], Awaitable[None]], ...]:
+        return self._gpus.run, self._kernel.run, self._pace.run, self._oom.run
+
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set; raises UserError for a wrong token. No process is left on return."""
         await self._socket.start()
         self._forks.start()
         connected = asyncio.create_task(self._stay_connected())
         stopped = asyncio.create_task(stop.wait())
-        watchers = [asyncio.create_task(self._watch(look)) for look in (self._gpus.run, self._kernel.run, self._pace.run)]
+        watchers = [asyncio.create_task(self._watch(look)) for look in self._looks]
         try:
             await asyncio.wait([connected, stopped], return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -8,17 +8,19 @@ from pydantic import TypeAdapter
 from unicron_lib.agent.beats import BEAT_FILE, beat_path
 from unicron_lib.agent.messages import LaunchRanks
 from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.domain.skipping import Ranges
 
 _spec: TypeAdapter[JobSpec] = TypeAdapter(JobSpec)
+_ranges: TypeAdapter[Ranges] = TypeAdapter(Ranges)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
     """What an agent knows about its own node; `interface` is the network device that ranks talk over, None for any.
 
-    `has_gpus` tells whether `num_gpus` counts real devices. `rack` names what shares a switch with it, "" if unknown.
-    `pool` names the kind of instance that it is, "" if all nodes are alike, `gpu_model` is what the driver
-    calls its GPUs, "" without any.
+    `has_gpus` tells whether `num_gpus` counts real devices, all of which there must be. `rack` names what shares a switch
+    with it, "" if unknown. `pool` names the kind of instance that it is, "" if all nodes are alike, `gpu_model` is what the
+    driver calls its GPUs, "" without any.
     """
 
     node: str
@@ -65,8 +67,11 @@ def rank_environment(facts: NodeFacts, command: LaunchRanks, rank: int, socket: 
     }
     if command.restore_from is not None:
         values["UNICRON_RESTORE_FROM"] = command.restore_from
+    if command.skipped:
+        values["UNICRON_SKIPPED_BATCHES"] = _ranges.dump_json(command.skipped).decode()
     if facts.has_gpus:
         # In the order of the local ranks, so that LOCAL_RANK is the device's index, as under torchrun.
+        values["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML counts them: a GPU that is found broken is the one that is left
         values["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpus[number]) for number in sorted(gpus))
     return {name: str(value) for name, value in values.items()} | network_environment(facts)
 

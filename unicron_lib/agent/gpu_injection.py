@@ -10,7 +10,7 @@ from typing import Literal
 
 from unicron_lib.detection.gpu import GpuReading
 
-Injected = Literal["ecc", "nvlink", "gpu-lost"]
+Injected = Literal["ecc", "nvlink", "row-remap", "gpu-lost"]
 LINK = 0
 """The NVLink that goes down; a GPU without NVLink is given it first."""
 
@@ -69,6 +69,10 @@ def _nvlink(gpu: GpuReading) -> GpuReading:
     return replace(gpu, nvlinks_up=tuple(link for link in gpu.nvlinks_up or () if link != LINK))
 
 
+def _row_remap(gpu: GpuReading) -> GpuReading:
+    return replace(gpu, row_remap_failure=True)
+
+
 def _unchanged(gpu: GpuReading) -> GpuReading:
     return gpu
 
@@ -78,6 +82,8 @@ def _lost(gpu: GpuReading) -> GpuReading:
 
 
 BEFORE: MappingProxyType[Injected, Change] = MappingProxyType(
-    {"ecc": _before_ecc, "nvlink": _before_nvlink, "gpu-lost": _unchanged}
+    {"ecc": _before_ecc, "nvlink": _before_nvlink, "row-remap": _unchanged, "gpu-lost": _unchanged}
 )
-AFTER: MappingProxyType[Injected, Change] = MappingProxyType({"ecc": _ecc, "nvlink": _nvlink, "gpu-lost": _lost})
+AFTER: MappingProxyType[Injected, Change] = MappingProxyType(
+    {"ecc": _ecc, "nvlink": _nvlink, "row-remap": _row_remap, "gpu-lost": _lost}
+)

@@ -10,17 +10,22 @@ from typing import Literal, Protocol, assert_never
 from unicron_lib.agent.messages import GpuInjection, InjectFault, RankFault
 from unicron_lib.agent.rank_messages import RankOrder
 from unicron_lib.agent.ranks import Rank, Ranks
+from unicron_lib.detection.link import LinkRules
 from unicron_lib.domain.events import Scalar
 from unicron_lib.errors import AgentError
 
-SIGNALS: Mapping[str, signal.Signals] = MappingProxyType({"crash": signal.SIGKILL, "hang": signal.SIGSTOP})
-ORDERS: Mapping[str, Literal["raise", "nan", "slow"]] = MappingProxyType({"exception": "raise", "nan": "nan", "slow": "slow"})
+SIGNALS: Mapping[str, signal.Signals] = MappingProxyType(
+    {"crash": signal.SIGKILL, "oom": signal.SIGKILL, "hang": signal.SIGSTOP}
+)
+ORDERS: Mapping[str, Literal["raise", "nan", "slow", "exit"]] = MappingProxyType(
+    {"exception": "raise", "nan": "nan", "slow": "slow", "exit": "exit"}
+)
 
 
 class InjectableGpus(Protocol):
     """What looks at the GPUs and can be made to see things."""
 
-    def inject(self, kind: Literal["ecc", "nvlink", "gpu-lost"], gpu: int) -> None:
+    def inject(self, kind: Literal["ecc", "nvlink", "row-remap", "gpu-lost"], gpu: int) -> None:
         """From the next look on, that GPU shows the fault."""
 
 
@@ -46,6 +51,7 @@ class Injection:
         self._ranks = ranks
         self._gpus = gpus
         self._kernel = kernel
+        self._links_flapped = 0
 
     def carry_out(self, command: InjectFault) -> dict[str, Scalar]:
         """Do it; raises AgentError if there is no such rank or GPU here."""
@@ -53,14 +59,18 @@ class Injection:
         match fault:
             case "node-loss" | "partition":
                 return {}
-            case "ecc" | "xid" | "nvlink" | "gpu-lost":
+            case "ecc" | "xid" | "nvlink" | "row-remap" | "gpu-lost":
                 return self._harm_gpu(fault, command)
-            case "crash" | "hang" | "slow" | "exception" | "nan":
+            case "link-flap":
+                return self._flap_link()
+            case "crash" | "oom" | "exit" | "hang" | "slow" | "exception" | "nan":
                 return self._harm_rank(fault, command)
         assert_never(fault)
 
     def _harm_rank(self, fault: RankFault, command: InjectFault) -> dict[str, Scalar]:
         rank = self._newest(command.job, command.rank)
+        if fault == "oom":
+            self._kernel.inject(f"Out of memory: Killed process {rank.pid} (injected)")
         if fault in SIGNALS:
             with suppress(ProcessLookupError):
                 os.kill(rank.pid, SIGNALS[fault])
@@ -83,6 +93,15 @@ class Injection:
         else:
             self._gpus.inject(fault, gpu)
         return {"gpu": gpu}
+
+    def _flap_link(self) -> dict[str, Scalar]:
+        """A port that nobody has, another one each time, goes down as often as makes it flap."""
+        self._links_flapped += 1
+        port = f"injected{self._links_flapped}"
+        for _ in range(LinkRules().flaps):
+            for state in ("DOWN", "ACTIVE"):
+                self._kernel.inject(f"{port}: Port: 1 Link {state}")
+        return {"port": port}
 
 
 def xid_line(address: str, xid: int) -> str:

@@ -13,10 +13,11 @@ from unicron_lib.detection.gpu import GpuFaultKind
 from unicron_lib.domain.events import Scalar
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout
+from unicron_lib.domain.skipping import Ranges
 
-RankFault = Literal["crash", "hang", "slow", "exception", "nan"]
-GpuInjection = Literal["ecc", "xid", "nvlink", "gpu-lost"]
-Fault = Literal[RankFault, GpuInjection, "node-loss", "partition"]
+RankFault = Literal["crash", "oom", "exit", "hang", "slow", "exception", "nan"]
+GpuInjection = Literal["ecc", "xid", "nvlink", "row-remap", "gpu-lost"]
+Fault = Literal[RankFault, GpuInjection, "link-flap", "node-loss", "partition"]
 
 # --- agent -> controller ---------------------------------------------------------------------------------------------
 
@@ -87,7 +88,7 @@ class GpuFault:
 
     `gpu` is None if it is a link, or nobody can tell which GPU it is; `uuid` is empty if it was never told. `xid` is the
     driver's number for it, `count` how often it was seen. A `symptom` may follow from something else, elsewhere.
-    Told once per GPU and kind in a life of the agent.
+    Told once per GPU and kind in a life of the agent, and every 10 minutes again what the driver still shows.
     """
 
     kind: GpuFaultKind
@@ -212,7 +213,8 @@ class OpenRendezvous:
 class LaunchRanks:
     """Start ranks; `ranks` are pairs (rank, gpu). Ranks of this generation that already run are left alone.
 
-    `restore_from` is the manifest to start from, None for a fresh start. Result: `pids` as a list of rank and pid.
+    `restore_from` is the manifest to start from, None for a fresh start; `skipped` batches are left out. Result: `pids` as a
+    list of rank and pid.
     """
 
     step: str
@@ -228,6 +230,7 @@ class LaunchRanks:
     master_port: int
     store_url: str
     restore_from: str | None = None
+    skipped: Ranges = ()
     type: Literal["launch_ranks"] = "launch_ranks"
 
 
@@ -275,9 +278,11 @@ class StopRanks:
 class InjectFault:
     """Do harm on purpose.
 
-    To a rank: `crash` (SIGKILL), `hang` (SIGSTOP), `slow` (by the factor `amount`), `exception`, `nan`. To GPU `gpu` of the
-    node, as far as its probes can tell: `ecc`, `xid` (of the number `amount`), `nvlink`, `gpu-lost`. To the agent: `node-loss`,
-    `partition` (no word to or from the controller for `amount` seconds).
+    To a rank: `crash` (SIGKILL), `oom` (the same, by the kernel as far as its log tells), `exit` (with the code `amount`),
+    `hang` (SIGSTOP), `slow` (by the factor `amount`), `exception`, `nan`. To GPU `gpu` of the node, as far as its probes can
+    tell: `ecc`, `xid` (of the number `amount`), `nvlink`, `row-remap`, `gpu-lost`. To a port of the node, as far as the
+    kernel's log tells: `link-flap`. To the agent: `node-loss`, `partition` (no word to or from the controller for `amount`
+    seconds).
     """
 
     step: str
@@ -289,7 +294,26 @@ class InjectFault:
     type: Literal["inject_fault"] = "inject_fault"
 
 
-Command = OpenRendezvous | LaunchRanks | DrainRanks | SaveReplica | StopRanks | InjectFault
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckNode:
+    """Test the node's devices and exchange data with the other `world_size - 1` members of a meeting, within `deadline_s`.
+
+    Refused while ranks live here, and given up when some are launched. The meeting's store is that of `job` and `generation`.
+    Result: `exchanged`, `gather_s`, `compute_s`, `error`, and `faults`, a list of `{device, test, text}`.
+    """
+
+    step: str
+    job: str
+    generation: int
+    rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    deadline_s: float
+    type: Literal["check_node"] = "check_node"
+
+
+Command = OpenRendezvous | LaunchRanks | DrainRanks | SaveReplica | StopRanks | InjectFault | CheckNode
 FromAgent = AgentHello | Heartbeat | Observation | Progress | Reply
 FromController = Ack | Command
 

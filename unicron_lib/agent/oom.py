@@ -1,5 +1,6 @@
 """Whether a SIGKILL came from the kernel's out-of-memory killer, as far as control groups and the kernel's log tell."""
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
@@ -7,6 +8,8 @@ from pathlib import Path
 
 NAMED_FOR_S = 60.0
 """How long a process id stands for the process that the kernel named: ids are used again."""
+COUNTED_FOR_S, LOOK_S = 5.0, 1.0
+"""How long a kill that was only counted may explain the end of a process, and how often the count is looked at."""
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:
@@ -40,17 +43,33 @@ def _counters(root: Path) -> list[Path]:
 
 
 class OomWatch:
-    """Tells at each SIGKILL whether the kernel did it for memory: it has named the process, or its count has grown.
+    """Tells at each SIGKILL whether the kernel did it for memory: it has named the process, or its count has just grown.
 
-    A count that has grown by n explains the next n SIGKILLs.
+    A count that grows by n explains the next n SIGKILLs, but none that comes later than `COUNTED_FOR_S`: what the kernel
+    killed may have been no rank.
     """
 
     def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
         self._root = root
         self._clock = clock
         self._seen = oom_kills(root)
-        self._unexplained = 0
+        self._counted: deque[float] = deque(maxlen=256)
         self._named: deque[tuple[int, float]] = deque(maxlen=256)
+
+    async def run(self) -> None:
+        """Look at the count each second until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_S)
+
+    def look(self) -> None:
+        """See whether the count has grown; to be done each second, as it does not tell when it did."""
+        now, before = oom_kills(self._root), self._seen
+        if now is None:
+            return
+        self._seen = now
+        if before is not None:
+            self._counted.extend([self._clock()] * (now - before))
 
     def name(self, pid: int) -> None:
         """The kernel's log says that it has killed `pid` for memory."""
@@ -58,11 +77,11 @@ class OomWatch:
 
     def struck(self, pid: int | None = None) -> bool:
         """Whether the process that was killed just now, `pid`, was killed for memory; False where nothing can be read."""
-        now, before = oom_kills(self._root), self._seen
-        self._seen = now
-        if now is not None:
-            self._unexplained += max(0, now - (before or 0))
-        named = any(who == pid and self._clock() - at <= NAMED_FOR_S for who, at in self._named)
-        counted = self._unexplained > 0
-        self._unexplained -= counted
-        return named or counted
+        self.look()
+        now = self._clock()
+        while self._counted and now - self._counted[0] > COUNTED_FOR_S:
+            self._counted.popleft()
+        counted = bool(self._counted)
+        if counted:
+            self._counted.popleft()
+        return counted or any(who == pid and now - at <= NAMED_FOR_S for who, at in self._named)

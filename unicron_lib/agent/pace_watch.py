@@ -12,8 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from unicron_lib.agent.beats import BeatReader, beat_path
-from unicron_lib.agent.messages import RankResumed, RankStalled
+from unicron_lib.agent.messages import NodeNotice, RankResumed, RankStalled
 from unicron_lib.agent.ranks import Phase, Rank, RankKey, Ranks
+from unicron_lib.detection.lateness import Lateness
 from unicron_lib.detection.pace import Beat, Pace, Resumed, Stalled
 from unicron_lib.detection.sections import PACED, Section
 
@@ -33,6 +34,7 @@ class _Watched:
         self.rank = rank
         self.pace = Pace(rank.limits)
         self._path = path
+        self._clock = float("-inf")
         self._reader: BeatReader | None = None
 
     def read(self) -> Beat | None:
@@ -43,6 +45,15 @@ class _Watched:
                 return None
         return self._reader.read()
 
+    def restart_clock(self, at: float) -> None:
+        """Silence counts from `at` on (monotonic), or later."""
+        self._clock = max(self._clock, at)
+        self.pace.restart_clock(self._clock)
+
+    def excuse(self, seconds: float, beat: Beat, now: float) -> None:
+        """Nobody has looked for so long: that much of its silence does not count."""
+        self.restart_clock(min(now, max(self._clock, beat.at) + seconds))
+
     def forget(self) -> None:
         if self._reader:
             self._reader.close()
@@ -52,12 +63,15 @@ class _Watched:
 class PaceWatch:
     """Watches the ranks of `ranks`, whose pages are below `directory`; what it finds is told to `tell`."""
 
-    def __init__(self, *, ranks: Ranks, directory: Path, tell: Callable[[RankStalled | RankResumed], None]) -> None:
+    def __init__(
+        self, *, ranks: Ranks, directory: Path, tell: Callable[[RankStalled | RankResumed | NodeNotice], None]
+    ) -> None:
         self._ranks = ranks
         self._directory = directory
         self._tell = tell
         self._watched: dict[RankKey, _Watched] = {}
-        self._looked_at: float | None = None
+        self._lateness = Lateness(usual_s=LOOK_S, late_s=BLIND_S)
+        self._is_blind = False
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -71,18 +85,29 @@ class PaceWatch:
     def look(self, *, now: float) -> None:
         """One look at all ranks, at `now` (monotonic)."""
         self._renew()
-        if self._looked_at is not None and now - self._looked_at > BLIND_S:
-            for watched in self._watched.values():
-                watched.pace.restart_clock(now)
-        self._looked_at = now
+        missed_s = self._lateness.look(now) or 0.0
+        self._tell_blindness(now)
         beats = {key: beat for key, watched in self._watched.items() if (beat := watched.read())}
         busy = {key[:2] for key, beat in beats.items() if beat.section not in PACED}
         for key, beat in beats.items():
             watched = self._watched[key]
+            watched.excuse(missed_s, beat, now)
             if beat.section is Section.COLLECTIVE and key[:2] in busy:
-                watched.pace.restart_clock(now)  # it waits for a rank that may take its time
+                watched.restart_clock(now)  # it waits for a rank that may take its time
             if finding := watched.pace.look(beat, now):
                 self._tell(_told(watched.rank, finding))
+
+    def _tell_blindness(self, now: float) -> None:
+        """Tell when this watch begins to be held up again and again, and when that is over."""
+        is_blind = self._lateness.is_chronic(now)
+        if is_blind is self._is_blind:
+            return
+        self._is_blind = is_blind
+        text = "the watch over the ranks is held up again and again: what stands still may be told late, or too early"
+        if not is_blind:
+            text = "the watch over the ranks looks in time again"
+        log.warning("%s", text)
+        self._tell(NodeNotice(code="monitor_blind", text=text, active=is_blind))
 
     def _renew(self) -> None:
         living = {rank.key: rank for rank in self._ranks.alive if rank.phase is Phase.RUNNING and not rank.asked_to_stop}

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -85,7 +86,7 @@ class GpuProbe:
             readings = view[: self._num_gpus]
             missing = self._inventory.missing(readings, life=life)
         for seen in self._injections.looks(readings):
-            for found in self._watch.news(seen, life=life, missing=missing):
+            for found in self._watch.news(seen, life=life, now=time.monotonic(), missing=missing):
                 self._tell_fault(found)
         for notice in self._board.news((*self._signs_of(view), *signs(readings)), life=life):
             log.log(logging.WARNING if notice.active else logging.INFO, "%s: %s", notice.code, notice.text)

@@ -30,7 +30,8 @@ class Progress:
     """An iteration is done. `flops` is the achieved FLOP/s of the whole job over it.
 
     `compute_s` is what this rank needs before it enters the gradients' all-reduce, if all ranks had equally many
-    micro-batches; 0 if it was not measured. `iteration_s` is without checkpoints.
+    micro-batches; 0 if it was not measured. `iteration_s` is without checkpoints. `grad_norm` is the L2 norm of the job's whole
+    gradient before clipping, 0 if it was not measured.
     """
 
     job: str
@@ -43,6 +44,7 @@ class Progress:
     world_size: int
     at: float
     compute_s: float = 0.0
+    grad_norm: float = 0.0
     type: Literal["progress"] = "progress"
 
 
@@ -98,11 +100,11 @@ class RankFinished:
 class RankOrder:
     """`drain`: save and stop at the next common iteration's end. `save_replica`: a parked rank saves all it has, alone.
 
-    `quit`: a parked rank exits. `raise`, `nan`, `slow`: injected faults; a slow rank takes `amount` times as long for its part
-    of each iteration.
+    `quit`: a parked rank exits. `raise`, `nan`, `slow`, `exit`: injected faults; a slow rank takes `amount` times as long for
+    its part of each iteration, one that exits does so with the code `amount`.
     """
 
-    order: Literal["drain", "save_replica", "quit", "raise", "nan", "slow"]
+    order: Literal["drain", "save_replica", "quit", "raise", "nan", "slow", "exit"]
     amount: float = 0.0
     type: Literal["rank_order"] = "rank_order"
 

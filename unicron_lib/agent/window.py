@@ -1,39 +1,54 @@
 """How many observations an agent has under way at once. Pure."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from unicron_lib.agent.messages import Observation
 from unicron_lib.agent.outbox import Outbox
 
-WINDOW = 256
+WINDOW, SHARE = 256, 64
+"""Observations without an answer, and of them those of one speaker."""
 
 
 class Window:
-    """One connection's view of the outbox: everything in its order, never more than `size` without an answer.
+    """One connection's view of the outbox: what each speaker says in its order, never much more than `size` without an answer.
 
-    So a flood waits with its agent, where it started, and not in the memory of the controller.
+    So a flood waits with its agent, where it started, and not in the memory of the controller. One speaker has `share` of it
+    at most, and each may have one observation under way, however much the others have: nobody is hidden by a flood, not even
+    if those that should answer it do not.
     """
 
-    def __init__(self, outbox: Outbox, *, size: int = WINDOW) -> None:
+    def __init__(self, outbox: Outbox, *, size: int = WINDOW, share: int = SHARE) -> None:
         self._outbox = outbox
         self._size = size
-        self._next = 0
-        self._under_way: set[int] = set()
+        self._share = share
+        self._under_way: dict[int, str] = {}
 
     def take(self) -> tuple[Observation, ...]:
-        """What is to be sent now, oldest first: it counts as sent."""
-        room = self._size - len(self._under_way)
-        if room <= 0:
-            return ()
-        taken = tuple(islice(self._outbox.pending_from(self._next), room))
-        if taken:
-            self._next = taken[-1].seq + 1
-            self._under_way.update(observation.seq for observation in taken)
-        return taken
+        """What is to be sent now, of each speaker the oldest first: it counts as sent."""
+        busy = Counter(self._under_way.values())
+        queues = {name: self._next(told, self._share - busy[name]) for name, told in self._outbox.at_hand.items()}
+        taken = []
+        while queues:
+            for name, queue in list(queues.items()):
+                has_room = len(self._under_way) < self._size or not busy[name]
+                observation = next(queue, None) if has_room else None
+                if observation is None:
+                    del queues[name]
+                    continue
+                busy[name] += 1
+                self._under_way[observation.seq] = name
+                taken.append(observation)
+        return tuple(taken)
+
+    def _next(self, told: Iterable[Observation], room: int) -> Iterator[Observation]:
+        known = frozenset(self._under_way)
+        return islice((observation for observation in told if observation.seq not in known), max(0, room))
 
     def acknowledge(self, seqs: Iterable[int]) -> None:
         """The controller's journal has them: the outbox forgets them, and others may follow."""
         seqs = tuple(seqs)
-        self._under_way.difference_update(seqs)
+        for seq in seqs:
+            self._under_way.pop(seq, None)
         self._outbox.acknowledge(seqs)

@@ -89,10 +89,10 @@ class CheckpointRepository:
         self._refuse_stale(manifest.generation, key=manifest.key)
         return manifest.key
 
-    def fence(self, generation: int, *, anew: bool = False) -> None:
+    def fence(self, generation: int, *, anew: bool = False, up_to: int | None = None) -> None:
         """From here on generations below `generation` commit nothing. Call it after draining them. Twice is fine.
 
-        With `anew` nothing that they saved counts any more.
+        With `anew` nothing that they saved counts any more, with `up_to` nothing that is newer than that iteration.
         Raises StaleGeneration if a newer one has been fenced already.
         """
         newest = self._newest_fence()
@@ -100,7 +100,10 @@ class CheckpointRepository:
             if newest.generation > generation:
                 raise StaleGeneration(f"job {self._job}: generation {generation} was replaced by {newest.generation}")
             return
-        fence = Fence(generation=generation, admitted=() if anew else tuple(self._manifest_keys()))
+        keys = () if anew else tuple(self._manifest_keys())
+        if up_to is not None:
+            keys = tuple(key for key in keys if parse_key(self._job, key)[0] <= up_to)
+        fence = Fence(generation=generation, admitted=keys)
         self._store.put_if_absent(self._fence_key(generation), _fence.dump_json(fence))
 
     def condemn(self, key: str, reason: str) -> None:
@@ -125,6 +128,10 @@ class CheckpointRepository:
                     return manifest, skipped
             skipped.append(f"{key}: {reason}")
         return None, skipped
+
+    def iterations(self) -> list[int]:
+        """Of the checkpoints that count, the newest first; some may turn out to be incomplete."""
+        return [parse_key(self._job, key)[0] for key in self._manifest_keys()]
 
     def load_manifest(self, key: str) -> Manifest:
         """Read a manifest of this job; raises CheckpointError if it is damaged, missing or another job's."""
@@ -154,25 +161,26 @@ class CheckpointRepository:
 
     # --- retention ---------------------------------------------------------------------------------------------------
 
-    def collect(self, *, retain: int, generation: int) -> int:
+    def collect(self, *, retain: int, generation: int, reach: int | None = None) -> int:
         """Delete checkpoints older than the newest `retain` complete ones; returns how many were deleted.
 
+        More are kept until one of them is of iteration `reach` or before.
         Called by a writer of `generation`: nothing of newer generations is touched, nor anything while fewer than
         `retain` are complete, nor shards of saves that are newer than the oldest one kept.
         """
         if retain < 1:
             raise ValueError(f"retain is {retain}, at least the last good checkpoint must stay")
-        kept, behind = self._split(retain)
+        kept, behind = self._split(retain, reach)
         doomed = [manifest for manifest in behind if manifest.generation <= generation]
         for manifest in doomed:
             self._store.delete(manifest.key)
             self._store.delete(self._condemned_key(manifest.key))
-        if len(kept) == retain:
+        if self._is_enough(kept, retain, reach):
             self._delete_shards(before=kept[-1].iteration, generation=generation)
         return len(doomed)
 
-    def _split(self, retain: int) -> tuple[list[Manifest], list[Manifest]]:
-        """The newest `retain` complete checkpoints, and all readable ones behind the last of them."""
+    def _split(self, retain: int, reach: int | None) -> tuple[list[Manifest], list[Manifest]]:
+        """The newest complete checkpoints that are to stay, and all readable ones behind the last of them."""
         condemned = self._condemned()
         kept: list[Manifest] = []
         behind: list[Manifest] = []
@@ -181,11 +189,15 @@ class CheckpointRepository:
                 manifest = self.load_manifest(key)
             except CheckpointError:
                 continue
-            if len(kept) == retain:
+            if self._is_enough(kept, retain, reach):
                 behind.append(manifest)
             elif key not in condemned and not self._incomplete(manifest):
                 kept.append(manifest)
         return kept, behind
+
+    @staticmethod
+    def _is_enough(kept: list[Manifest], retain: int, reach: int | None) -> bool:
+        return len(kept) >= retain and (reach is None or kept[-1].iteration <= reach)
 
     def _delete_shards(self, *, before: int, generation: int) -> None:
         for key in self._store.list(f"{self._root}/shards/"):

@@ -9,7 +9,7 @@ from unicron_lib.cli.diagnosis_figures import BAR_MB_PER_S, BAR_MEMORY_MB, Readi
 from unicron_lib.cli.options import console
 from unicron_lib.cli.overhead_figures import Overhead, Spread
 from unicron_lib.cli.planner_figures import Figure
-from unicron_lib.detection.trial import Verdict
+from unicron_lib.detection.trial import Promptness, Verdict
 
 
 def show_planner(figures: Sequence[Figure]) -> None:
@@ -46,13 +46,15 @@ def show_detection(latencies: Sequence[Latency], verdicts: Mapping[str, Verdict]
 
 def _show_trials(verdicts: Mapping[str, Verdict]) -> None:
     table = Table("", "iterations", title="Simulated training, hangs and stragglers at random moments")
-    _right(table, "hours", "hangs found", "stragglers found", "false alarms", "precision", "recall", "latest hang")
+    _right(table, "hours", "hangs found", "stragglers found", "false alarms", "precision", "recall", "latest hang", "its bar")
+    table.add_column("in time")
     for name, it in verdicts.items():
         found = (f"{it.hangs_found} of {it.hangs}", f"{it.stragglers_found} of {it.stragglers}", str(it.false_alarms))
-        rates = (f"{it.precision:.1%}", f"{it.recall:.1%}", f"{it.latest_hang:.1f} x D_iter")
-        flawless = it.false_alarms == 0 and it.recall == 1.0
-        table.add_row(_verdict(ok=flawless), name, f"{it.hours:.1f}", *found, *rates)
+        rates = (f"{it.precision:.1%}", f"{it.recall:.1%}", f"{it.latest_hang:.1f} x D_iter", f"{it.hang_bar:.1f} x")
+        table.add_row(_verdict(ok=it.ok), name, f"{it.hours:.1f}", *found, *rates, it.promptness)
     console().print(table)
+    if any(it.promptness is Promptness.BY_DESIGN for it in verdicts.values()):
+        console().print("by design: late, as iterations scatter there, and what may pass by itself is not called a hang")
 
 
 def show_overhead(found: Overhead) -> None:
@@ -71,6 +73,7 @@ def show_overhead(found: Overhead) -> None:
         table.add_row(spread.against(found.bar), what, *row)
     console().print(table)
     console().print(f"the agent and its probes: {found.agent_cores:.2%} of one core")
+    console().print(found.summary)
 
 
 def _interval(spread: Spread) -> str:

@@ -12,30 +12,37 @@ from unicron_lib.errors import UserError
 
 Target = Literal["JOB/RANK", "NODE/GPU", "NODE", "no target"]
 STORE_DOWN = "store-down"
-LARGEST_XID = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What a fault is done to, and what `--amount` means for it: "" if it takes none, else by default `amount`."""
+    """What a fault is done to, and what `--amount` means for it: "" if it takes none, else by default `amount`.
+
+    With `at_most` it is a whole number.
+    """
 
     target: Target
     unit: str = ""
     amount: float = 0.0
     at_least: float = 0.0
+    at_most: int | None = None
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "crash": Kind(target="JOB/RANK"),
+        "oom": Kind(target="JOB/RANK"),
+        "exit": Kind(target="JOB/RANK", unit="code", amount=1, at_least=1, at_most=255),
         "hang": Kind(target="JOB/RANK"),
         "slow": Kind(target="JOB/RANK", unit="factor", amount=2.0, at_least=1.0),
         "exception": Kind(target="JOB/RANK"),
         "nan": Kind(target="JOB/RANK"),
         "ecc": Kind(target="NODE/GPU"),
-        "xid": Kind(target="NODE/GPU", unit="Xid number", amount=79, at_least=1),
+        "xid": Kind(target="NODE/GPU", unit="Xid number", amount=79, at_least=1, at_most=65535),
         "nvlink": Kind(target="NODE/GPU"),
+        "row-remap": Kind(target="NODE/GPU"),
         "gpu-lost": Kind(target="NODE/GPU"),
+        "link-flap": Kind(target="NODE"),
         "node-loss": Kind(target="NODE"),
         "partition": Kind(target="NODE", unit="number of seconds", amount=30.0, at_least=0.1),
         STORE_DOWN: Kind(target="no target", unit="number of seconds", amount=10.0, at_least=0.1),
@@ -75,8 +82,8 @@ def amount_of(name: str, given: float | None) -> float:
         raise UserError(f"{name} takes no --amount: leave it out")
     if not isfinite(given) or given < kind.at_least:
         raise UserError(f"--amount {given:g}: give {name} a {kind.unit} of {kind.at_least:g} or more")
-    if name == "xid" and (given != int(given) or given > LARGEST_XID):
-        raise UserError(f"--amount {given:g}: an Xid is a whole number from 1 to {LARGEST_XID}")
+    if kind.at_most is not None and (given != int(given) or given > kind.at_most):
+        raise UserError(f"--amount {given:g}: {name} takes a whole {kind.unit} from {kind.at_least:g} to {kind.at_most}")
     return given
 
 

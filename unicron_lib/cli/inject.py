@@ -24,15 +24,16 @@ def inject(
     kind: Annotated[
         str,
         typer.Argument(
-            help="To a rank: crash, hang, slow, exception, nan. To a GPU: ecc, xid, nvlink, gpu-lost. "
-            "To a node: node-loss, partition. To the object store: store-down."
+            help="To a rank: crash, oom, exit, hang, slow, exception, nan. To a GPU: ecc, xid, nvlink, row-remap, gpu-lost. "
+            "To a node: link-flap, node-loss, partition. To the object store: store-down."
         ),
     ],
     target: Annotated[str, typer.Argument(help="JOB/RANK, NODE/GPU, NODE, or nothing for store-down.")] = "",
     amount: Annotated[
         float | None,
         typer.Option(
-            help="slow: how many times as long (2); xid: its number (79); partition, store-down: seconds (30, 10).",
+            help="exit: its code (1); slow: how many times as long (2); xid: its number (79); "
+            "partition, store-down: seconds (30, 10).",
             show_default=False,
         ),
     ] = None,

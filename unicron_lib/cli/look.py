@@ -114,6 +114,8 @@ def node_rows(state: "ClusterState") -> list[dict[str, Any]]:
 
 def job_rows(state: "ClusterState", live: "dict[str, JobProgress]") -> list[dict[str, Any]]:
     """A row a job; `iteration` counts the iterations that are done."""
+    from unicron_lib.domain.skipping import told
+
     rows = []
     for name, job in sorted(state.jobs.items()):
         now = live.get(name)
@@ -130,6 +132,8 @@ def job_rows(state: "ClusterState", live: "dict[str, JobProgress]") -> list[dict
                 "weight": job.spec.weight,
                 "generation": job.generation,
                 "slow": "; ".join(f"{who} {how}" for who, how in sorted(job.stragglers.items())),
+                "loss_spike": job.loss_spike,
+                "batches_left_out": told(job.skipped),
                 "reason": job.reason,
             }
         )
@@ -170,16 +174,17 @@ def _screen(target: Target) -> "list[Table | str]":
     parts: list[Table | str] = [nodes_table(state), _table("jobs", job_rows(state, _live(target)))]
     if unfinished:
         parts.append(_table("open incidents", unfinished))
-    return [breaker_banner(state.breaker_since), *parts] if state.breaker_since is not None else parts
+    return [breaker_banner(state.breaker_since, state.breaker_reason), *parts] if state.breaker_since is not None else parts
 
 
-def breaker_banner(since: float) -> str:
+def breaker_banner(since: float, reason: str) -> str:
     """What a person has to know, and to do, once the breaker has tripped."""
     from unicron_lib.report import clock
 
     return (
-        f"[bold red]THE BREAKER TRIPPED at {clock(since)} UTC[/]: too many nodes were to be isolated at once, so none is any "
-        "more; jobs go on. See `unicron incidents`, mend what told of them, then `unicron nodes --reset-breaker`"
+        f"[bold red]THE BREAKER TRIPPED at {clock(since)} UTC[/]: {reason or 'too many nodes were to be isolated at once'}. "
+        "None is isolated any more; jobs go on. See `unicron incidents`, mend what told of them, then "
+        "`unicron nodes --reset-breaker`; with `--false-alarm` the nodes that it held back are left alone"
     )
 
 

@@ -2,9 +2,12 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from unicron_lib.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,6 +29,14 @@ def console() -> "Console":
     if not made.is_terminal:
         made.width = PLAIN_WIDTH
     return made
+
+
+def write_text(path: Path, text: str) -> None:
+    """A file of what a command makes. Raises UserError if it cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def say(text: str) -> None:

@@ -61,8 +61,24 @@ class Overhead:
     @property
     def ok(self) -> bool:
         """Whether the bar is held for certain by what the rank spends, and nothing shows that it is missed otherwise."""
-        compared = (self.wall.against(self.bar), self.thread.against(self.bar))
-        return self.telling.against(self.bar) is Verdict.OK and Verdict.MISSED not in compared
+        return self.telling.against(self.bar) is Verdict.OK and self.verdict is not Verdict.MISSED
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the three together tell: OK only if each shows that the bar is held, UNCLEAR if one settles nothing."""
+        each = {spread.against(self.bar) for spread in (self.telling, self.wall, self.thread)}
+        return next(verdict for verdict in (Verdict.MISSED, Verdict.UNCLEAR, Verdict.OK) if verdict in each)
+
+    @property
+    def summary(self) -> str:
+        """The verdict as a sentence."""
+        if self.verdict is Verdict.UNCLEAR and not self.ok:
+            return "unclear: nothing shows that the bar is held, more --pairs narrow the intervals"
+        return {
+            Verdict.OK: "ok: each of the three shows that the bar is held",
+            Verdict.UNCLEAR: "ok by what the rank itself spends; what is unclear settles nothing: others use the machine, too",
+            Verdict.MISSED: "missed: the bar is not held",
+        }[self.verdict]
 
 
 async def measure(cluster: BenchCluster, num_pairs: int, *, iteration_s: float = ITERATION_S) -> Overhead:

@@ -15,6 +15,7 @@ from unicron_lib.agent.access import read_token
 from unicron_lib.controller.app import create_app
 from unicron_lib.controller.protocol import FRAME_LIMIT_BYTES, AgentProtocol
 from unicron_lib.controller.service import SNOOZE_S
+from unicron_lib.controller.sight import BLIND_S
 from unicron_lib.errors import StoreError, UserError
 from unicron_lib.journal import Journal
 
@@ -33,7 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         store = open_store(options.store_url)
         check_store(store)
         journal = Journal(store)
-        app = create_app(journal=journal, token=token, known=journal.refresh(), snooze_s=options.scale_up_snooze_s)
+        app = create_app(
+            journal=journal,
+            token=token,
+            known=journal.refresh(),
+            snooze_s=options.scale_up_snooze_s,
+            blind_s=options.blind_s,
+        )
     except (UserError, StoreError) as error:
         print(f"unicron controller: {error}", file=sys.stderr)  # noqa: T201  # the user's answer
         return 2
@@ -63,6 +70,14 @@ def _parser() -> argparse.ArgumentParser:
         default=SNOOZE_S,
         metavar="S",
         help="a node that was lost twice in 10 min gets no ranks before it has stayed for so long (default 600; 0: at once)",
+    )
+    parser.add_argument(
+        "--blind-s",
+        type=_seconds,
+        default=BLIND_S,
+        metavar="S",
+        help="more than half of the nodes (2 at least) that fall silent at once are lost only after so long, since it may be "
+        "this host's network that broke (default 60; 0: they are judged like any other)",
     )
     parser.add_argument("--ssl-certfile", type=Path, help="certificate chain in PEM: agents then dial wss://, flows https://")
     parser.add_argument("--ssl-keyfile", type=Path, help="its private key, if it is not in the same file")

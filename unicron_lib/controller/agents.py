@@ -14,6 +14,7 @@ from unicron_lib.agent.access import is_admitted
 from unicron_lib.agent.messages import AgentHello, FromAgent, FromController, from_agent, from_controller
 from unicron_lib.agent.uplink import BAD_TOKEN, DECLARED_LOST, GOING_AWAY, NAME_TAKEN, TOO_MUCH
 from unicron_lib.controller.hub import Link, NodeRecord
+from unicron_lib.controller.liveness import GOODBYE
 from unicron_lib.controller.protocol import RESET
 from unicron_lib.controller.service import Controller
 from unicron_lib.controller.watch import look_at
@@ -26,7 +27,7 @@ REASON_BYTES = 123
 FRAMES_IN_A_ROW = 32
 """Of one agent, before the others have their turn."""
 ENDINGS = {
-    GOING_AWAY: "its agent stopped and said goodbye",
+    GOING_AWAY: GOODBYE,
     1000: "its agent gave its connection up",
     1005: "its connection ended without a goodbye",
     RESET: "its connection was reset",

@@ -15,6 +15,7 @@ from unicron_lib.agent.messages import Observation, Reply, command
 from unicron_lib.controller.agents import serve_agent
 from unicron_lib.controller.recorder import JournalPort, Recorder
 from unicron_lib.controller.service import SNOOZE_S, Controller
+from unicron_lib.controller.sight import BLIND_S
 from unicron_lib.controller.views import (
     Acknowledged,
     Health,
@@ -36,9 +37,11 @@ WaitS = Annotated[float, Query(ge=0, le=LONGEST_WAIT_S)]
 _reply: TypeAdapter[Reply] = TypeAdapter(Reply)
 
 
-def create_app(*, journal: JournalPort, token: str, known: ClusterState, snooze_s: float = SNOOZE_S) -> FastAPI:
-    """The application; `known` is the journal's state at the start, `snooze_s` as in `Controller`."""
-    controller = Controller(Recorder(journal), snooze_s=snooze_s)
+def create_app(
+    *, journal: JournalPort, token: str, known: ClusterState, snooze_s: float = SNOOZE_S, blind_s: float = BLIND_S
+) -> FastAPI:
+    """The application; `known` is the journal's state at the start, `snooze_s` and `blind_s` are as in `Controller`."""
+    controller = Controller(Recorder(journal), snooze_s=snooze_s, blind_s=blind_s)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -19,6 +19,8 @@ class Patience:
 
 
 DEFAULT_PATIENCE = Patience()
+GOODBYE = "its agent stopped and said goodbye"
+"""How a connection ends whose agent was asked to stop."""
 
 
 class Verdict(StrEnum):

@@ -1,5 +1,6 @@
 """How far each job is, from what its ranks tell. Pure: time is an argument, little history is kept."""
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -7,7 +8,11 @@ from unicron_lib.agent.messages import RankInfo
 from unicron_lib.agent.rank_messages import Progress
 from unicron_lib.controller.liveness import Stepping
 from unicron_lib.controller.views import JobProgress
+from unicron_lib.detection.loss_guard import Point
 from unicron_lib.detection.windows import Windows
+
+CURVE = 128
+"""Iterations whose losses are kept: many times what happens between two looks at them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,6 +29,7 @@ class _Job:
     ranks: dict[int, _Told] = field(default_factory=dict)
     measured_flops: dict[int, float] = field(default_factory=dict)
     windows: Windows = field(default_factory=Windows)
+    curve: deque[Point] = field(default_factory=lambda: deque(maxlen=CURVE))
 
 
 class ProgressTable:
@@ -41,11 +47,14 @@ class ProgressTable:
             job.generation, job.first_iteration_at, job.ranks = progress.generation, progress.at, {}
             job.measured_flops = {}  # whoever wants them has journalled them; the next generation may run on other GPUs
             job.windows = Windows()
+            job.curve.clear()
         told = job.ranks.get(progress.rank)
         if told and told.progress.iteration >= progress.iteration:
             return False
         job.ranks[progress.rank] = _Told(progress=progress, node=node, received_at=now)
         job.windows.add(progress.rank, progress.iteration, compute_s=progress.compute_s, iteration_s=progress.iteration_s)
+        if not job.curve or progress.iteration > job.curve[-1].iteration:  # all ranks tell the same
+            job.curve.append(Point(iteration=progress.iteration, loss=progress.loss, grad_norm=progress.grad_norm))
         job.first_iteration_at = min(job.first_iteration_at, progress.at)
         best = job.measured_flops.get(progress.world_size, 0.0)
         job.measured_flops[progress.world_size] = max(best, progress.flops)
@@ -73,6 +82,7 @@ class ProgressTable:
             measured_flops=dict(sorted(job.measured_flops.items())),
             window=job.windows.newest,
             nodes={rank: told.node for rank, told in sorted(job.ranks.items())},
+            curve=tuple(job.curve),
         )
 
     def views(self) -> tuple[JobProgress, ...]:

@@ -5,13 +5,23 @@ import time
 from collections.abc import Iterable
 
 from unicron_lib.agent.bell import Bell
-from unicron_lib.agent.messages import AgentHello, FromAgent, Heartbeat, NodeUnreachable, Observation, RankInfo, Reply
+from unicron_lib.agent.messages import (
+    AgentHello,
+    FromAgent,
+    Heartbeat,
+    NodeNotice,
+    NodeUnreachable,
+    Observation,
+    RankInfo,
+    Reply,
+)
 from unicron_lib.agent.rank_messages import Progress
 from unicron_lib.agent.uplink import DECLARED_LOST, TOO_MUCH
 from unicron_lib.controller.hub import Hub, Link, NodeRecord
 from unicron_lib.controller.observations import PendingObservations
 from unicron_lib.controller.progress import ProgressTable
 from unicron_lib.controller.recorder import Recorder
+from unicron_lib.controller.sight import BLIND_S, Sight
 from unicron_lib.domain.cluster import ClusterState, Node, NodeStatus
 from unicron_lib.domain.events import NodeJoined
 from unicron_lib.domain.flapping import snooze_until
@@ -28,11 +38,15 @@ class Controller:
     observations of a job, by the monotonic clock.
     """
 
-    def __init__(self, recorder: Recorder, *, snooze_s: float = SNOOZE_S) -> None:
-        """`snooze_s` is how long a node that comes and goes has to stay before it gets ranks again; 0: it need not."""
+    def __init__(self, recorder: Recorder, *, snooze_s: float = SNOOZE_S, blind_s: float = BLIND_S) -> None:
+        """`snooze_s` is how long a node that comes and goes has to stay before it gets ranks again; 0: it need not.
+
+        Most nodes at once are not judged before they were silent for `blind_s`; 0: they are judged like any other.
+        """
         self.recorder = recorder
         self._snooze_s = snooze_s
         self.hub = Hub()
+        self.sight = Sight(blind_s=blind_s)
         self.pending = PendingObservations()
         self.progress = ProgressTable()
         self.bell = Bell()
@@ -133,6 +147,16 @@ class Controller:
         body = NodeUnreachable(silent_s=silent_s, reason=f"node {record.hello.node}: {reason}", jobs=jobs)
         observation = Observation(node=record.hello.node, boot=record.hello.boot, seq=-1, at=time.time(), body=body)
         self.pending.add(observation, now=time.monotonic())
+        self.bell.ring()
+
+    def notice(self, record: NodeRecord, notice: NodeNotice) -> None:
+        """The controller itself has something to tell people, beside what this life of a node tells."""
+        at = time.time()
+        # Unique among the notices of this life of the node, also after a restart of the controller.
+        seq = -int(at * 1000)
+        self.pending.add(
+            Observation(node=record.hello.node, boot=record.hello.boot, seq=seq, at=at, body=notice), now=time.monotonic()
+        )
         self.bell.ring()
 
     def _note_progress(self, record: NodeRecord, reports: Iterable[Progress]) -> None:

@@ -4,10 +4,13 @@ import asyncio
 import logging
 import time
 
+from unicron_lib.agent.messages import NodeNotice
 from unicron_lib.controller.hub import NodeRecord
 from unicron_lib.controller.liveness import Verdict, judge
 from unicron_lib.controller.service import Controller
+from unicron_lib.controller.sight import Outage
 from unicron_lib.controller.views import NodeView
+from unicron_lib.detection.lateness import Lateness
 from unicron_lib.domain.events import NodeCleared, NodeSettled, NodeSuspected
 
 log = logging.getLogger(__name__)
@@ -18,15 +21,43 @@ DEAF_S = 1.0
 
 async def watch(controller: Controller) -> None:
     """Judge until cancelled."""
-    looked_at = time.monotonic()
+    lateness, postponed, chronic = Lateness(usual_s=LOOK_INTERVAL_S, late_s=DEAF_S), False, False
     while True:
         now = time.monotonic()
-        if now - looked_at > DEAF_S:
-            _forgive(controller, now - looked_at)
-        looked_at = now
-        for record in list(controller.hub.nodes.values()):
-            look_at(controller, record)
+        deaf_s = lateness.look(now)
+        if deaf_s:
+            _forgive(controller, deaf_s)
+        if deaf_s is None and not chronic:
+            log.error("this controller is held up again and again: from now on silence counts all the same")
+        chronic = lateness.is_chronic(now)
+        # Once only: what has come in meanwhile is heard before the next look, which judges however late it is.
+        postponed = deaf_s is None and not postponed
+        if not postponed:
+            look_around(controller)
         await asyncio.sleep(LOOK_INTERVAL_S)
+
+
+def look_around(controller: Controller) -> None:
+    """Judge all nodes now."""
+    before, now = controller.sight.outage, time.monotonic()
+    living = {name: record for name, record in controller.hub.nodes.items() if not record.lost}
+    controller.sight.look(now, {name: record.contact for name, record in living.items()})
+    if controller.sight.outage is not before:
+        _tell_outage(controller, before, controller.sight.outage)
+    for record in living.values():
+        look_at(controller, record)
+
+
+def _tell_outage(controller: Controller, before: Outage | None, outage: Outage | None) -> None:
+    if outage:
+        log.warning("%s: they are not judged for now", outage.text)
+    else:
+        log.warning("nodes are judged as usual again")
+    told = outage or before
+    record = controller.hub.nodes.get(told.first) if told else None
+    if told and record:
+        text = told.text if outage else "nodes are judged as usual again"
+        controller.notice(record, NodeNotice(code="controller_blind", text=text, active=outage is not None))
 
 
 def _forgive(controller: Controller, deaf_s: float) -> None:
@@ -76,7 +107,9 @@ def _verdict(controller: Controller, record: NodeRecord, now: float) -> tuple[Ve
     found = judge(now, record.contact)
     if found[0] is not Verdict.LOST:
         return found
-    return judge(now, record.contact, controller.progress.stepping(record.hello.node, record.ranks))
+    verdict, reason = judge(now, record.contact, controller.progress.stepping(record.hello.node, record.ranks))
+    excuse = controller.sight.excuses(record.hello.node) if verdict is Verdict.LOST else ""
+    return (Verdict.SUSPECT, f"{reason}, but {excuse}") if excuse else (verdict, reason)
 
 
 def _suspect(controller: Controller, record: NodeRecord, reason: str) -> None:

@@ -54,6 +54,7 @@ def _of_rank(
     method: DetectionMethod,
     evidence: str,
 ) -> Failure:
+    failing = body.iteration + 1
     return Failure(
         id=observation.id,
         kind=kind,
@@ -66,6 +67,8 @@ def _of_rank(
         rank=body.rank,
         iteration=body.iteration,
         evidence=evidence,
+        # a rank applies nothing of an iteration whose loss is no number: that one's batch is what did it
+        spoiled=(failing, failing) if kind is ErrorKind.LOSS_ANOMALY else None,
     )
 
 

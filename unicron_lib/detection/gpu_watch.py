@@ -5,31 +5,52 @@ from dataclasses import replace
 
 from unicron_lib.detection.gpu import GpuFinding, GpuReading, finding, judge
 
+RETELL_S = 600.0
+"""How often it is told that a GPU is still broken: somebody may have released its node without having repaired it."""
+
 
 class GpuWatch:
     """What each GPU is compared with, and what has been told already."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[int, str | None], GpuReading] = {}
-        self._told: set[tuple[str, int, str]] = set()
+        self._when_told: dict[tuple[int, str | None], GpuReading] = {}
+        self._told: dict[tuple[str, int, str], float] = {}
 
-    def news(self, readings: Iterable[GpuReading], *, life: str, missing: Iterable[GpuFinding] = ()) -> tuple[GpuFinding, ...]:
+    def news(
+        self, readings: Iterable[GpuReading], *, life: str, now: float, missing: Iterable[GpuFinding] = ()
+    ) -> tuple[GpuFinding, ...]:
         """The findings of this look, and those `missing`, that were not told yet: each once per GPU and kind in a `life`.
 
-        A new life of the agent tells again what is still wrong: what the old one said went down with it.
+        A new life of the agent tells again what is still wrong: what the old one said went down with it. What is still wrong
+        `RETELL_S` later is told again; of what is counted that means that the count has risen since. `now` is monotonic.
         """
-        found = [*missing]
-        for now in readings:
-            same = (now.index, now.uuid)  # a GPU that was replaced begins anew
-            before = self._before.get(same)
-            found += judge(before, now)
-            self._before[same] = baseline(before, now)
-        return tuple(news for news in found if self._is_news((life, news.gpu, news.kind)))
+        news = [found for found in missing if self._is_news(life, found, now, again=True)]
+        for gpu in readings:
+            same = (gpu.index, gpu.uuid)  # a GPU that was replaced begins anew
+            before, told = self._before.get(same), self._when_told.get(same)
+            again = {found.kind for found in judge(_with_counts(before, told), gpu)}
+            fresh = [found for found in judge(before, gpu) if self._is_news(life, found, now, again=found.kind in again)]
+            self._before[same] = baseline(before, gpu)
+            self._when_told[same] = gpu if fresh else baseline(told, gpu)
+            news += fresh
+        return tuple(news)
 
-    def _is_news(self, key: tuple[str, int, str]) -> bool:
-        is_news = key not in self._told
-        self._told.add(key)
+    def _is_news(self, life: str, found: GpuFinding, now: float, *, again: bool) -> bool:
+        """Whether it was never told in this life, or is there `again` and was told long ago."""
+        key = (life, found.gpu, found.kind)
+        is_news = key not in self._told or (again and now - self._told[key] >= RETELL_S)
+        if is_news:
+            self._told[key] = now
         return is_news
+
+
+def _with_counts(before: GpuReading | None, told: GpuReading | None) -> GpuReading | None:
+    """The baseline with the ECC errors that were counted when something was told of the GPU."""
+    if before is None or told is None:
+        return before
+    counts = {name: getattr(told, name) for name in ("ecc_uncorrected_volatile", "ecc_uncorrected_aggregate")}
+    return replace(before, **counts)
 
 
 def baseline(before: GpuReading | None, now: GpuReading) -> GpuReading:

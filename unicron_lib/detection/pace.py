@@ -7,7 +7,7 @@ rank of one generation, so that every transition makes it be learned anew.
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, inf, log
 
 from unicron_lib.detection.sections import PACED, Limits, Section
 
@@ -28,7 +28,8 @@ class Beat:
     """A rank's newest sign of life, `at` by the monotonic clock, seconds.
 
     `iteration` is the last complete one, `iteration_s` its duration without sections that have limits of their own (0: not
-    known). `marks` counts the signs.
+    known). `marks` counts the signs. `pause` is the evaluation or checkpoint that the rank has made since then, which
+    others may still be in.
     """
 
     iteration: int
@@ -36,6 +37,7 @@ class Beat:
     marks: int
     at: float
     iteration_s: float = 0.0
+    pause: Section | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,18 +82,19 @@ class Baseline:
         """The usual duration."""
         return exp(self._sorted[len(self._sorted) // 2])
 
-    def limit_s(self, factor: float) -> float:
+    def limit_s(self, factor: float, most_s: float = inf) -> float:
         """What no normal iteration takes: `factor` times the median, or more if they scatter.
 
         They scatter if the quartiles say so, but nothing is believed to take more than
-        twice as long as the longest that was seen.
+        twice as long as the longest that was seen. It is at most `most_s`, unless longer ones were seen.
         """
         count = len(self._sorted)
         median, longest = self.median_s, exp(self._sorted[-1])
         sigma = (self._sorted[3 * count // 4] - self._sorted[count // 4]) / QUARTILES_TO_SIGMA
         scattered = min(median * exp(min(SIGMAS * sigma, 50.0)), 2 * longest)
-        limit = max(factor * median, scattered, 1.25 * longest)
-        return 2 * limit if count < YOUNG else limit
+        seen = 1.25 * longest
+        limit = max(factor * median, scattered, seen)
+        return max(seen, min(most_s, 2 * limit if count < YOUNG else limit))
 
 
 class Pace:
@@ -116,7 +119,7 @@ class Pace:
         silent_s = now - max(beat.at, self._not_before)
         if self._told or silent_s <= FLOOR_S:
             return None
-        limit_s = self.limit_s(beat.section)
+        limit_s = self.limit_s(beat.section, beat.pause)
         if limit_s is None or silent_s <= limit_s:
             return None
         self._told = beat
@@ -131,13 +134,23 @@ class Pace:
         """The usual duration of an iteration, 0 as long as too few are known."""
         return self._baseline.median_s if self._is_warm else 0.0
 
-    def limit_s(self, section: Section) -> float | None:
-        """How long the rank may be silent in `section`; None: for ever."""
+    def limit_s(self, section: Section, pause: Section | None = None) -> float | None:
+        """How long the rank may be silent in `section`; None: for ever.
+
+        Who waits for others after a `pause` waits as long as the others may be in it: they may be on other nodes.
+        """
         if section not in PACED:
             return self._limits.fixed_s.get(section)
-        if self._limits.step_s is not None:
-            return self._limits.step_s
-        return max(FLOOR_S, self._limit_s) if self._is_warm else self._limits.fixed_s[Section.SETUP]
+        if section is Section.COLLECTIVE and pause is not None:
+            return max(self._paced_s, self._limits.fixed_s[pause])
+        return self._paced_s
+
+    @property
+    def _paced_s(self) -> float:
+        own_s = self._limits.step_s
+        if self._iteration is None or (own_s is None and not self._is_warm):
+            return self._limits.unlearned_s
+        return max(FLOOR_S, self._limit_s) if own_s is None else own_s
 
     @property
     def _is_warm(self) -> bool:
@@ -160,4 +173,4 @@ class Pace:
         self._outliers = []
         for duration_s in learned:
             self._baseline.add(duration_s)
-        self._limit_s = self._baseline.limit_s(self._limits.hang_factor)
+        self._limit_s = self._baseline.limit_s(self._limits.hang_factor, self._limits.most_s)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from unicron_lib.detection.pace import Beat, Pace, Resumed, Stalled
 from unicron_lib.detection.sections import Limits, Section
@@ -18,6 +19,21 @@ FAULT_EVERY = (100, 600)
 """Iterations between faults, from and to; half of them are hangs."""
 STRAGGLE_FOR = 2000
 HEALED_FOR = 600
+EVEN_SIGMA = 0.1
+"""Up to that jitter, with iterations of one length, the limit is the hang factor times the usual."""
+HANG_BAR_S = 0.5
+"""What a hang may be told later than at the hang factor times the mean iteration."""
+
+
+class Promptness(StrEnum):
+    """Whether every hang was told within `Verdict.hang_bar`.
+
+    BY_DESIGN: not, as the iterations scatter: what may pass by itself is not called a hang.
+    """
+
+    OK = "ok"
+    BY_DESIGN = "by design"
+    MISSED = "missed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +56,11 @@ class Scenario:
     slow_factors: Sequence[float] = (1.2, 1.5)
     seed: int = 0
 
+    @property
+    def scatters(self) -> bool:
+        """Whether iterations vary so much that a limit of the hang factor alone would cry wolf."""
+        return self.sigma > EVEN_SIGMA or len(self.lengths) > 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -59,6 +80,7 @@ class Verdict:
     stragglers_found: int
     latest_hang: float
     latest_straggler: int
+    scatters: bool = False
 
     @property
     def recall(self) -> float:
@@ -70,6 +92,22 @@ class Verdict:
         """Right alarms as a share of all."""
         found = self.hangs_found + self.stragglers_found
         return found / max(1, found + self.false_alarms)
+
+    @property
+    def hang_bar(self) -> float:
+        """The latest moment at which a hang should be told, in mean iterations: three of them, and half a second."""
+        return Limits().hang_factor + HANG_BAR_S / self.mean_s
+
+    @property
+    def promptness(self) -> Promptness:
+        """Whether the latest hang was told in time."""
+        late = Promptness.BY_DESIGN if self.scatters else Promptness.MISSED
+        return Promptness.OK if self.latest_hang <= self.hang_bar else late
+
+    @property
+    def ok(self) -> bool:
+        """No false alarm, nothing overlooked, nothing late without a reason."""
+        return self.false_alarms == 0 and self.recall == 1.0 and self.promptness is not Promptness.MISSED
 
 
 class Trial:
@@ -223,6 +261,7 @@ class Trial:
             stragglers_found=len(stragglers),
             latest_hang=max(hangs, default=0.0) / mean_s,
             latest_straggler=max(stragglers, default=0),
+            scatters=self._scenario.scatters,
         )
 
 

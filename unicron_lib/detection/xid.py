@@ -122,6 +122,15 @@ class XidWatch:
             if now - seen.last_at >= self.rules.settle_s or now - seen.first_at >= self.rules.collect_s:
                 yield self._tell(seen, seen.waiting, now)
 
+    def noted(self, now: float) -> tuple[str, ...]:
+        """The notices that hold: those that were told and not silent for the window since."""
+        return tuple(
+            f"Xid {seen.code} of {seen.gpu}"
+            for group in self._seen.values()
+            for seen in group
+            if seen.told is _Gravity.NOTICE and now - seen.last_at < self.rules.window_s
+        )
+
     def _sighting(self, gpu: GpuName, code: int, now: float) -> _Sighting:
         group = self._seen.setdefault(code, [])
         for seen in group:

@@ -5,9 +5,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from unicron_lib.diagnosis.echoes import without_echoes
 from unicron_lib.diagnosis.findings import Diagnosis, Line, Sighting
 from unicron_lib.diagnosis.merge import interesting
-from unicron_lib.diagnosis.rules import CAUSE, ECHO, HARDWARE, LINK, STUCK, VAGUE, RuleSet
+from unicron_lib.diagnosis.rules import CAUSE, ECHO, HARDWARE, HINTS, LINK, STUCK, VAGUE, RuleSet
 from unicron_lib.diagnosis.sightings import Heard, hear, is_wanted
 from unicron_lib.domain.failures import ErrorKind
 
@@ -27,6 +28,9 @@ _LATE = 0.7
 """What programs print is buffered: a traceback may stand before iterations that were done before it."""
 _OWN_EXCEPTION = 0.6
 _NEVER_OF_HARDWARE = frozenset({ErrorKind.USER_ERROR, ErrorKind.STORAGE_ERROR, ErrorKind.PREEMPTED, ErrorKind.OUT_OF_MEMORY})
+_CURED_BY_RETRY = frozenset(
+    {ErrorKind.STORAGE_ERROR, ErrorKind.CONNECTION_REFUSED, ErrorKind.CONNECTION_RESET, ErrorKind.NETWORK_ERROR}
+)
 _ENDED = frozenset({ErrorKind.PROCESS_EXIT, ErrorKind.OTHER})
 
 
@@ -45,9 +49,9 @@ def judged(heard: Heard) -> Diagnosis:
     """The same of what was heard."""
     lasting = _without_idle_links([it for it in heard.sightings if not _passed(it, heard)], heard)
     ends = [it for it in lasting if it.rule.kind in _ENDED]
-    if roots := _roots(lasting):
+    if roots := without_echoes(_roots(lasting), ends):
         return _fault(_without_the_past(roots, heard), lasting)
-    if ends and (roots := _roots(heard.sightings)):
+    if any(it.rule.name not in HINTS for it in ends) and (roots := without_echoes(_roots(heard.sightings), ends)):
         found = _fault(roots, heard.sightings)
         doubt = "; iterations were told of after it, perhaps late, and nothing else explains the end"
         return replace(found, confidence=found.confidence * _LATE, reason=found.reason + doubt)
@@ -68,12 +72,17 @@ def _passed(sighting: Sighting, heard: Heard) -> bool:
         return after >= (GOES_ON_WARNED if sighting.weight == CAUSE else GOES_ON_TOLD)
     if heard.healed.get((sighting.rule.name, file), -1) > sighting.order:
         return True
-    if sighting.weight >= ECHO and heard.done.get(file, sighting.order) < sighting.order:
+    if sighting.weight >= ECHO and kind not in _ENDED and heard.done.get(file, sighting.order) < sighting.order:
         return True
     end = _next_end(sighting, heard)
     if end or kind is ErrorKind.PROCESS_EXIT:
         return end is not None and end.progress - sighting.progress >= GOES_ON
-    return after >= GOES_ON or heard.done.get(file, -1) > sighting.order or _is_outlived(sighting, heard)
+    return (
+        after >= GOES_ON
+        or heard.done.get(file, -1) > sighting.order
+        or _is_cured(sighting, heard)
+        or _is_outlived(sighting, heard)
+    )
 
 
 def _next_end(sighting: Sighting, heard: Heard) -> Sighting | None:
@@ -81,10 +90,16 @@ def _next_end(sighting: Sighting, heard: Heard) -> Sighting | None:
     return next((it for it in ends if it.order > sighting.order), None)
 
 
+def _is_cured(sighting: Sighting, heard: Heard) -> bool:
+    """Whether the log tells that it worked when it was tried again."""
+    return sighting.rule.kind in _CURED_BY_RETRY and heard.recovered.get(sighting.line.file, -1) > sighting.order
+
+
 def _is_outlived(sighting: Sighting, heard: Heard) -> bool:
     """Whether other logs tell of iterations long after it; clocks may differ, so only what explains little is judged so."""
     at, last = sighting.line.at, heard.progress_at
-    return sighting.weight >= VAGUE and at is not None and last is not None and last - at > GOES_ON_S
+    explains_little = sighting.weight >= VAGUE or sighting.rule.kind in _CURED_BY_RETRY
+    return explains_little and at is not None and last is not None and last - at > GOES_ON_S
 
 
 def _without_idle_links(lasting: list[Sighting], heard: Heard) -> list[Sighting]:

@@ -43,7 +43,8 @@ class Sighting:
     """A line that tells of a kind of failure. `weight` says how much it explains: the least explains the others.
 
     `order` counts the lines of all logs in the order read, `progress` the iterations that its file told of before it.
-    `where` is the line of code that raised it, if a traceback tells.
+    `where` is the line of code that raised it, if a traceback tells. `timed`: the line tells its time itself, it is not
+    only known to be no earlier than the lines before it.
     """
 
     line: Line
@@ -52,6 +53,7 @@ class Sighting:
     order: int
     progress: int = 0
     where: str = ""
+    timed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

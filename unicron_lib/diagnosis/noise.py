@@ -7,6 +7,8 @@ phrases that contain one; what the caller wants (see `sifting`) wins over those,
 import re
 from collections.abc import Iterable
 
+from unicron_lib.diagnosis.wording import is_progress
+
 PROGRESS = "iterations"
 """The noise that tells that a job goes on."""
 
@@ -51,13 +53,6 @@ _SYSTEM = (
     r"nfs: server \S{1,128} OK|perf: interrupt took too long|open \(major=|SYN flooding|sshd\[\d{1,8}\]: Accepted"
 )
 _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    (PROGRESS, ("iteration",), r"\biteration:?\s{1,12}\d{1,9} ?/ {0,12}\d{1,9}\b[^\n]{0,40}\|"),
-    (
-        PROGRESS,
-        ("step", "Step", "iter", "Iter"),
-        r"\b(?:[Ss]tep|[Ii]ter(?:ation)?|global_step)s?[ =:#]{1,4}\d{1,9}\b[^\n]{0,120}\b(?:loss|lr|tokens|mfu|ms)\b",
-    ),
-    (PROGRESS, ("{'loss'", '{"loss"', "{'train_loss'"), r"\{['\"](?:loss|train_loss)['\"]: ['\"]?-?\d"),
     ("progress bars", ("it/s", "s/it", "B/s", "<"), r"\b\d{1,12}/\d{1,12} \[\d{1,4}:\d\d(?::\d\d)?<[^\]\n]{1,60}\]"),
     ("progress bars", ("%|",), r"\b\d{1,3}%\|[^|\n]{0,200}\|"),
     ("timers and metrics", ("...: (",), r"\s{0,8}(?:[\w-]{1,48} ){0,5}\.{3,80}: \(\d{1,12}\.\d{1,6}, \d{1,12}\.\d{1,6}\)"),
@@ -124,6 +119,8 @@ def is_telling(squeezed: str) -> bool:
 
 
 def _noise(text: str, bare: str) -> str | None:
+    if is_progress(text):
+        return PROGRESS
     for name, anchors, pattern in _NOISE:
         if anchors:
             if _has_one(anchors, text) and pattern.search(text):

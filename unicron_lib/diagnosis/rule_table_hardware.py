@@ -9,8 +9,8 @@ from unicron_lib.domain.failures import ErrorKind
 Row = tuple[str, ErrorKind, Role, tuple[str, ...], str]
 _K = ErrorKind
 CUDA_SAYS = (
-    r"(?:CUDA error(?: \d{1,4})?: |CUDA driver error: |Cuda failure (?:\d{1,4} )?'?|[Cc]uda runtime error \(\d{1,4}\) ?: |"
-    r"Triton Error \[CUDA\]: )[^\n]{0,60}?"
+    r"(?:C[Uu][Dd][Aa] (?:driver )?[Ee]rror(?: ?[\d(/][^\n:']{0,64})?[:'] ?'?|Cuda failure (?:\d{1,4} )?'?|"
+    r"[Cc]uda runtime error \(\d{1,4}\) ?: |Triton Error \[CUDA\]: )[^\n]{0,32}?"
 )
 """Who speaks before the driver's own words."""
 _CUDA = CUDA_SAYS
@@ -61,7 +61,7 @@ ROWS: tuple[Row, ...] = (
         _K.NVLINK_ERROR,
         "root",
         (
-            _CUDA + r"(?:[^\n]{0,40}[Nn][Vv][Ll]ink|[^\n]{0,40}NVLINK)",
+            _CUDA + r"(?:[Nn][Vv][Ll]ink|NVLINK)",
             r"uncorrectable NVLink error",
             r"NVLINK_UNCORRECTABLE",
             r"NvlinkUncorrectable",
@@ -119,7 +119,7 @@ ROWS: tuple[Row, ...] = (
         _K.INVALID_DMA_MAPPING,
         "root",
         (
-            _CUDA + r"(?:[^\n]{0,40}DMA|mapping of buffer object failed)",
+            _CUDA + r"(?:DMA|mapping of buffer object failed)",
             r"cudaErrorMapBufferObjectFailed",
             r"CUDA_ERROR_MAP_FAILED",
         ),
@@ -287,33 +287,6 @@ ROWS: tuple[Row, ...] = (
             r"[Hh]ard LOCKUP",
         ),
         "srun: error: Node failure on gpu-node-17",
-    ),
-    (
-        "link-down",
-        _K.LINK_FLAPPING,
-        "root",
-        (
-            r"[Aa]sync (?:fatal )?event ?: (?:port (?:error|down)|local catastrophic error|device fatal|link down)",
-            r"Port: \d{1,3} Link DOWN",
-            r"[Pp]ort \d{1,3}(?: link)?(?: state)? (?:changed to |went |is )?(?:DOWN|[Dd]own)\b",
-            r"link status definitely down",
-            r"(?:NIC )?[Ll]ink (?:is |went )?(?:DOWN|[Dd]own)\b",
-            r"NETDEV WATCHDOG",
-            r"[Ll]ink flap(?:ping|ped|s)?\b",
-            r"link_downed[^\n]{0,30}(?:increas|[1-9])",
-            r"Port module event(?:\[error\])?: [^\n]{0,60}(?:unplugged|error|[Pp]ower)",
-            r"carrier: link disconnected",
-            r"state changed?:? ACTIVE (?:->|to) (?:DOWN|INIT)",
-            r"[Ll]ost carrier",
-            r"NIC \S{1,32} (?:is )?(?:down|link down)",
-            r"IBV_EVENT_PORT_ERR",
-            r"port (?:error|down) event",
-            r"physical state[^\n]{0,40}(?:Polling|Disabled|LinkErrorRecovery)",
-            r"PORT_DOWN|[Pp]ort state[^\n]{0,24}\b(?:DOWN|Down)\b",
-            r"link status down",
-            r"carrier lost",
-        ),
-        "mlx5_core 0000:5e:00.0 ib2: Link down",
     ),
     (
         "task-blocked",

@@ -1,4 +1,4 @@
-"""What NCCL, Gloo, PyTorch's stores and sockets say when a peer does not answer any more.
+"""What network cards say of their links, and NCCL, Gloo, PyTorch's stores and sockets say when a peer does not answer any more.
 
 A row: name, kind, role, alternatives of its pattern, a line that it is found in.
 """
@@ -9,6 +9,53 @@ from unicron_lib.domain.failures import ErrorKind
 _K = ErrorKind
 
 ROWS: tuple[Row, ...] = (
+    (
+        "link-down",
+        _K.LINK_FLAPPING,
+        "root",
+        (
+            r"[Aa]sync (?:fatal )?event ?: (?:port (?:error|down)|local catastrophic error|device fatal|link down)",
+            r"Port: \d{1,3} Link DOWN",
+            r"[Pp]ort \d{1,3}(?: link)?(?: state)? (?:changed to |went |is )?(?:DOWN|[Dd]own)\b",
+            r"link status definitely down",
+            r"(?:NIC )?[Ll]ink (?:is |went )?(?:DOWN|[Dd]own)\b",
+            r"NETDEV WATCHDOG",
+            r"[Ll]ink flap(?:ping|ped|s)?\b",
+            r"link_downed[^\n]{0,30}(?:increas|[1-9])",
+            r"Port module event(?:\[error\])?: [^\n]{0,60}(?:unplugged|error|[Pp]ower)",
+            r"carrier: link disconnected",
+            r"state changed?:? ACTIVE (?:->|to) (?:DOWN|INIT)",
+            r"[Cc]able (?:is )?(?:unplugged|disconnected)",
+            r"[Ll]ost carrier",
+            r"NIC \S{1,32} (?:is )?(?:down|link down)",
+            r"IBV_EVENT_PORT_ERR",
+            r"port (?:error|down) event",
+            r"physical state[^\n]{0,40}(?:Polling|Disabled|LinkErrorRecovery)",
+            r"PORT_DOWN|[Pp]ort state[^\n]{0,24}\b(?:DOWN|Down)\b",
+            r"link status down",
+            r"carrier lost",
+        ),
+        "mlx5_core 0000:5e:00.0 ib2: Link down",
+    ),
+    (
+        "link-state",
+        _K.LINK_FLAPPING,
+        "root",
+        (
+            (
+                r"(?:[Pp]ort|[Ll]ink|HCA)\b[^\n]{0,30}\b[Ss]tate\b[^\n]{0,30}(?:to|[>=:])\W{0,2}"
+                r"(?:DOWN|[Dd]own|I(?:NIT|nit)\b|I(?:NACTIVE|nactive)\b|DISABLED)"
+            ),
+            (
+                r"(?:[Pp]ort|[Ll]ink|NIC|HCA|mlx5_\d{1,2}|\bib\d{1,2})\b[^\n]{0,40} (?:became|turned|transitioned to|has gone|"
+                r"goes) \"?(?:DOWN|[Dd]own|inactive|INACTIVE)\b"
+            ),
+            r"[Ll]ine protocol [^\n]{0,80}\bdown\b|IF_DOWN",
+            r"[Ll]ink_?[Ee]rror_?[Rr]ecovery(?:_counter)?[^\n]{0,30}(?:increas|exceed|[1-9])",
+            r"(?:[Ii]nfini[Bb]and|RDMA|RoCE|mlx5|HCA)\b[^\n]{0,60}\b(?:link|port) (?:lost|failed|failure|(?:is )?not active)\b",
+        ),
+        "mlx5_2: port 1 link state changed from ACTIVE to DOWN",
+    ),
     (
         "peer-gone",
         _K.NCCL_REMOTE_ERROR,

@@ -7,7 +7,7 @@ from functools import cache
 
 from unicron_lib.detection.xid import explain
 from unicron_lib.detection.xid_table import Role as XidRole
-from unicron_lib.diagnosis import rule_table_hardware, rule_table_network, rule_table_software
+from unicron_lib.diagnosis import rule_table_endings, rule_table_hardware, rule_table_network, rule_table_software
 from unicron_lib.diagnosis.findings import Role, Rule, Source
 from unicron_lib.diagnosis.patterns import needles
 from unicron_lib.domain.failures import DEFAULT_SEVERITY, ErrorKind
@@ -65,6 +65,7 @@ _WEIGHTS: Mapping[str, int] = {
     "nfs-silent": VAGUE,
     "host-memory": VAGUE,
     "told-to-stop": ECHO,
+    "job-cancelled": ECHO,
     "nccl-system": STUCK,
 }
 """Rules whose lines explain more or less than their kind does."""
@@ -76,8 +77,12 @@ _FOR_PEOPLE: Mapping[str, str] = {
     "worker-killed": "restart; check the node's memory and /dev/shm, use fewer workers",
     "disk": "make room or mend the mount, then restart",
 }
-_MAY_BE_MILD = frozenset({_K.PREEMPTED, _K.LOSS_ANOMALY, _K.LINK_FLAPPING, _K.TASK_HANG, _K.NODE_LOST})
+_MAY_BE_MILD = frozenset({_K.PREEMPTED, _K.LOSS_ANOMALY, _K.LINK_FLAPPING, _K.TASK_HANG, _K.NODE_LOST, _K.PROCESS_EXIT})
 """Kinds that are told with the level INFO too."""
+CUT = "cut-traceback"
+"""The name of the rule of tracebacks that do not tell what was raised."""
+HINTS = frozenset({CUT, rule_table_endings.NAMED})
+"""Names of rules which tell that something is wrong, but not that a process ended."""
 TAUGHT = "taught-"
 """How the names of rules begin that operators confirmed: they outdo ours."""
 WAITING = frozenset({"nfs-silent"})
@@ -122,7 +127,7 @@ def may_be_mild(rule: Rule) -> bool:
 
 
 def _all() -> Iterator[Rule]:
-    tables = (rule_table_hardware, rule_table_software, rule_table_network)
+    tables = (rule_table_hardware, rule_table_software, rule_table_endings, rule_table_network)
     for name, kind, role, alternatives, example in (row for table in tables for row in table.ROWS):
         yield rule_of(name, kind, role, "|".join(alternatives), example)
 

@@ -1,11 +1,13 @@
 """From the lines of logs to what they tell of failures and of progress, in bounded memory."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from unicron_lib.diagnosis.findings import Line, Rule, Sighting
+from unicron_lib.diagnosis.prefixes import Prefixes, parted, spoken
 from unicron_lib.diagnosis.rules import (
+    CUT,
     FOLLOWS,
     TAUGHT,
     VAGUE,
@@ -16,13 +18,16 @@ from unicron_lib.diagnosis.rules import (
     weight_of,
     xid_in,
 )
+from unicron_lib.diagnosis.times import time_of
 from unicron_lib.diagnosis.tracebacks import Raised, TracebackReader, is_of_traceback
-from unicron_lib.diagnosis.wording import healed_by, is_done, is_harmless, is_mild, is_progress, parted
+from unicron_lib.diagnosis.wording import has_recovered, healed_by, is_done, is_harmless, is_mild, is_progress, step_of
 from unicron_lib.domain.failures import ErrorKind
 
 KEPT = 40
 """Sightings of one rule in one file that are kept: half of them the first, half the last."""
 MAX_PROCESSES = 4096
+_HEAD = 80
+"""Characters by whose letters lines about iterations are told apart."""
 EXIT_TYPES = frozenset(
     {
         *("SystemExit", "KeyboardInterrupt", "CalledProcessError", "ChildFailedError", "SignalException"),
@@ -30,21 +35,26 @@ EXIT_TYPES = frozenset(
     }
 )
 """Exceptions that only tell that something ended."""
+_UNSPECIFIC = frozenset({ErrorKind.OTHER, ErrorKind.CUDA_ERROR})
 _HALF = KEPT // 2
+_CUT = rule_of(CUT, ErrorKind.OTHER, "cascade")
+"""A traceback without an end: something was raised, nobody knows what."""
 
 
 @dataclass(slots=True)
 class Heard:
     """All that was read.
 
-    `progress` counts iterations by file; `done` has the order of the line that told of a file's good end, `healed` that of
-    the last which told that a thing with a rule works again, by rule and file.
+    `progress` counts iterations by file, by the step where steps are told; `done` has the order of the line that told of a
+    file's good end, `recovered` that of the last which told that something worked when tried again, `healed` that of the
+    last which told that a thing with a rule works again, by rule and file.
     """
 
     sightings: list[Sighting] = field(default_factory=list)
     progress: dict[str, int] = field(default_factory=dict)
     progress_at: float | None = None
     done: dict[str, int] = field(default_factory=dict)
+    recovered: dict[str, int] = field(default_factory=dict)
     healed: dict[tuple[str, str], int] = field(default_factory=dict)
     num_lines: int = 0
 
@@ -56,40 +66,80 @@ def hear(lines: Iterable[Line], rules: RuleSet | None = None) -> Heard:
 
 def is_wanted(rules: RuleSet, text: str) -> bool:
     """Whether a line must not be left out: a rule is found in it, or it is needed to understand the lines around it."""
-    text = parted(text)[1]
-    if is_of_traceback(text) or is_done(text) or healed_by(text) or xid_in(text):
+    bare = parted(text)[1]
+    return any(_is_wanted(rules, it) for it in {*spoken(bare), bare})
+
+
+def _is_wanted(rules: RuleSet, text: str) -> bool:
+    if is_of_traceback(text) or is_done(text) or has_recovered(text) or healed_by(text) or xid_in(text):
         return True
     return any(rule.role != "advice" for rule, _ in rules.matches(text))
+
+
+class Steps:
+    """Counts iterations whose lines may have been left out: the numbers that they give tell how many."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def since_last(self, file: str, text: str) -> int:
+        """How many lines like this one a file had since the last that was seen, this one among them."""
+        step = step_of(text)
+        if step is None:
+            return 1
+        key = file, "".join(it for it in text[:_HEAD] if it.isalpha())
+        if len(self._last) > MAX_PROCESSES:
+            self._last.clear()
+        last, apart = self._last.get(key, (step, 0))
+        gap = step - last
+        apart = min(filter(None, (apart, gap)), default=0) if gap > 0 else apart
+        self._last[key] = step, apart
+        return gap // apart if gap > 0 else 1
 
 
 class _Listener:
     def __init__(self, rules: RuleSet) -> None:
         self._rules = rules
         self._heard = Heard()
+        self._prefixes: dict[str, Prefixes] = defaultdict(Prefixes)
         self._readers: dict[tuple[str, str | int], TracebackReader] = {}
+        self._begun: dict[tuple[str, str | int], Sighting] = {}
+        self._steps = Steps()
         self._kept: dict[tuple[str, str], list[Sighting]] = defaultdict(list)
 
     def listen(self, lines: Iterable[Line]) -> Heard:
         for order, line in enumerate(lines):
-            who, text = parted(line.text)
-            for sighting in self._sightings(line, who, text, order):
-                self._keep(sighting)
-            self._follow(line, text, order)
+            self._hear(line, order)
+        for key, begun in self._begun.items():
+            if self._readers[key].is_inside and self._readers[key].is_heard:
+                self._keep(begun)
         heard = self._heard
         heard.sightings = sorted((it for kept in self._kept.values() for it in kept), key=lambda it: it.order)
         return heard
 
-    def _follow(self, line: Line, text: str, order: int) -> None:
+    def _hear(self, line: Line, order: int) -> None:
+        who, bare = parted(line.text)
+        texts = [self._prefixes[line.file].parted(text) for text in spoken(bare)]
+        told = [it for more, text in texts for it in self._sightings(line, who + more, text, order)]
+        if not told and texts != [("", bare)]:
+            told = [self._sighting(line, bare, order, rule, weight) for rule, weight in self._said(line, bare)]
+        for sighting in told:
+            self._keep(sighting)
+        self._heard.num_lines += 1
+        self._follow(line, [*(text for _, text in texts), bare], order)
+
+    def _follow(self, line: Line, texts: Sequence[str], order: int) -> None:
         heard = self._heard
-        heard.num_lines += 1
-        if is_progress(text):
-            heard.progress[line.file] = heard.progress.get(line.file, 0) + 1
+        if step := next(filter(is_progress, texts), None):
+            heard.progress[line.file] = heard.progress.get(line.file, 0) + self._steps.since_last(line.file, step)
             if line.at is not None:
                 heard.progress_at = max(line.at, heard.progress_at or line.at)
-        elif is_done(text):
+        elif any(map(is_done, texts)):
             heard.done[line.file] = order
-        elif name := healed_by(text):
+        elif name := next(filter(None, map(healed_by, texts)), None):
             heard.healed[name, line.file] = order
+        if any(map(has_recovered, texts)):
+            heard.recovered[line.file] = order
 
     def _keep(self, sighting: Sighting) -> None:
         kept = self._kept[sighting.rule.name, sighting.line.file]
@@ -98,23 +148,32 @@ class _Listener:
         kept.append(sighting)
 
     def _sightings(self, line: Line, who: str, text: str, order: int) -> Iterator[Sighting]:
-        reader = self._reader(line, who)
+        key, reader = self._reader(line, who)
+        was_inside = reader.is_inside
         raised = reader.read(text)
-        if reader.is_inside and text[:1].isspace():
+        if reader.is_inside and not was_inside:
+            self._begun[key] = self._sighting(line, text, order, _CUT, FOLLOWS)
+        if reader.quotes(text):
             return
-        found = self._told(raised, text) if raised else self._said(text)
-        where = raised.where if raised else ""
-        for rule, weight in found:
-            progress = self._heard.progress.get(line.file, 0)
-            clean = replace(line, text=text.strip())
-            yield Sighting(line=clean, rule=rule, weight=weight, order=order, progress=progress, where=where)
+        if reader.is_cut and reader.is_heard:
+            yield self._begun[key]
+        for rule, weight in self._told(raised, line, text) if raised else self._said(line, text):
+            yield self._sighting(line, text, order, rule, weight, raised.where if raised else "")
 
-    def _reader(self, line: Line, who: str) -> TracebackReader:
+    def _sighting(self, line: Line, text: str, order: int, rule: Rule, weight: int, where: str = "") -> Sighting:
+        progress = self._heard.progress.get(line.file, 0)
+        clean = replace(line, text=text.strip())
+        timed = line.at is not None and time_of(line.text, line.at) is not None
+        return Sighting(line=clean, rule=rule, weight=weight, order=order, progress=progress, where=where, timed=timed)
+
+    def _reader(self, line: Line, who: str) -> tuple[tuple[str, str | int], TracebackReader]:
         if len(self._readers) > MAX_PROCESSES:
             self._readers.clear()
-        return self._readers.setdefault((line.file, who or (line.rank if line.rank is not None else "")), TracebackReader())
+            self._begun.clear()
+        key = line.file, who.strip() or (line.rank if line.rank is not None else "")
+        return key, self._readers.setdefault(key, TracebackReader())
 
-    def _said(self, text: str) -> Iterator[tuple[Rule, int]]:
+    def _said(self, line: Line, text: str) -> Iterator[tuple[Rule, int]]:
         """What a line tells that ends no traceback."""
         if xid := xid_in(text):
             if xid[0].role != "advice":
@@ -123,23 +182,23 @@ class _Listener:
         matches = self._rules.matches(text)
         advice = min((start for rule, start in matches if rule.role == "advice"), default=len(text))
         told = [rule for rule, start in matches if start < advice]
-        mild, harmless = bool(told) and is_mild(text), bool(told) and is_harmless(text)
+        mild, harmless = bool(told) and (is_mild(text) or is_mild(line.text)), bool(told) and is_harmless(text)
         for rule in told:
             if rule.name in WAITING or not (harmless or (mild and not may_be_mild(rule))):
                 yield rule, weight_of(rule)
 
-    def _told(self, raised: Raised, text: str) -> Iterator[tuple[Rule, int]]:
+    def _told(self, raised: Raised, line: Line, text: str) -> Iterator[tuple[Rule, int]]:
         """What an exception tells: its type and the shape of its text decide, a rule of that kind only refines it."""
         if not raised.heard:
             return
         if raised.type in EXIT_TYPES:
-            yield from self._said(text)
+            yield from self._said(line, text)
             yield rule_of("exit", ErrorKind.PROCESS_EXIT, "cascade"), FOLLOWS
             return
         matches = [rule for rule, _ in self._rules.matches(text) if rule.role == "root"]
         taught = [rule for rule in matches if rule.name.startswith(TAUGHT)]
-        if raised.kind is ErrorKind.OTHER or taught:
-            rule = next(iter(taught or matches), _of_nobody(raised))
+        if raised.kind in _UNSPECIFIC or taught:
+            rule = min(taught or matches, key=weight_of, default=_of_nobody(raised))
         else:
             rule = next((it for it in matches if it.kind is raised.kind), rule_of("exception", raised.kind))
         weight = weight_of(rule)
@@ -148,6 +207,8 @@ class _Listener:
 
 def _of_nobody(raised: Raised) -> Rule:
     """An exception that no table knows: the program's own, if its own code raised it."""
+    if raised.kind is not ErrorKind.OTHER:
+        return rule_of("exception", raised.kind)
     if raised.users and raised.type not in {"RuntimeError", "Exception"}:
         return rule_of("own-exception", ErrorKind.USER_ERROR)
     return rule_of("unknown-exception", ErrorKind.OTHER, "cascade")

@@ -14,8 +14,8 @@ import yaml
 from unicron_lib.diagnosis.diagnose import diagnose_files
 from unicron_lib.diagnosis.findings import Diagnosis, Rule
 from unicron_lib.diagnosis.patterns import is_bomb, needles
+from unicron_lib.diagnosis.prefixes import parted
 from unicron_lib.diagnosis.rules import RULES, TAUGHT, RuleSet, rule_of
-from unicron_lib.diagnosis.wording import parted
 from unicron_lib.domain.failures import ErrorKind
 from unicron_lib.errors import UserError
 

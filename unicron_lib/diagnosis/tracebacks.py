@@ -4,10 +4,17 @@ import re
 from dataclasses import dataclass
 
 from unicron_lib.detection.exceptions import kind_of_exception
+from unicron_lib.diagnosis.prefixes import TRACEBACK, has_frame
 from unicron_lib.domain.failures import ErrorKind
 
-_START = "Traceback (most recent call last):"
-_FRAME = re.compile(r'^\s{1,8}File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,7})')
+_START = TRACEBACK
+_BOX = re.compile(r"[─━+-]{2,200} Traceback \(most recent call last\) [─━+-]{2,200}")
+_IN_BOX = ("│", "┃", "╭", "╰", "┏", "┗", "|", "+--")
+"""How rich draws a traceback: the exception stands below the box."""
+_FRAME = re.compile(
+    r"^(?:[\s>]{1,8}File \"(?P<file>[^\"]{1,400})\", line (?P<line>\d{1,7})|"
+    r"[│┃|] (?P<boxed>[^\s:]{1,400}):(?P<boxed_line>\d{1,7}) in )"
+)
 _LAST = re.compile(
     r"^\s{0,4}(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,8}(?:[A-Z]\w{0,80}|error|timeout|gaierror))(?::(?: (?P<text>.*)|\s*)|)$"
 )
@@ -24,6 +31,16 @@ _THREAD = re.compile(r"^Exception in thread ")
 _LIBRARY = re.compile(r"/(?:site-packages|dist-packages|lib/python\d)|^<frozen|^/usr/(?:local/)?bin/")
 
 _ALSO: tuple[tuple[ErrorKind, re.Pattern[str]], ...] = (
+    (
+        ErrorKind.LOSS_ANOMALY,
+        re.compile(
+            r"\w{1,60}: .{0,200}(?:[Ll]oss\b.{0,60}(?<![\w.])(?:is|was|became|=|:) {0,3}(?:tensor\()?"
+            r"(?i:nan|inf|non-finite|not finite)\b|"
+            r"(?:[Nn]orm|[Gg]radients?)\b.{0,100}(?:is|are) (?:non-finite|not finite|NaN|nan)\b|"
+            r"(?:NaN|nan)s? .{0,20}(?:in|for) .{0,20}(?:loss|grad)|"
+            r"[Dd]etected (?:nan|NaN)|loss scale already at minimum)"
+        ),
+    ),
     (
         ErrorKind.STORAGE_ERROR,
         re.compile(
@@ -73,7 +90,10 @@ class Raised:
 def is_of_traceback(text: str) -> bool:
     """Whether a line, without its labels, begins or ends a traceback or tells how two hang together."""
     words = (_START, _CAUSED, _HANDLED)
-    return any(it in text for it in words) or any(it.match(text) for it in (_NAMED, _UNHEARD, _THREAD))
+    patterns = (_NAMED, _UNHEARD, _THREAD, _FRAME)
+    return (
+        any(it in text for it in words) or any(it.match(text) for it in patterns) or bool(_BOX.search(text)) or has_frame(text)
+    )
 
 
 class TracebackReader:
@@ -85,10 +105,13 @@ class TracebackReader:
         self._before = ("", "")
         self._link = ""
         self._ignored = self._thread = False
+        self.is_cut = False
+        """Whether the last line ended a traceback though it tells of no exception."""
 
     def read(self, text: str) -> Raised | None:
         """Take in the next line, without its labels; the exception that it ends a traceback with, or names by itself."""
-        if text.rstrip().endswith(_START):
+        self.is_cut = False
+        if text.rstrip().endswith(_START) or _BOX.search(text):
             self._begin(text)
             return None
         if self._open:
@@ -97,8 +120,17 @@ class TracebackReader:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the next indented line belongs to a traceback: it quotes code."""
+        """Whether the next line may belong to a traceback."""
         return self._open > 0
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the traceback is not one that Python ignores."""
+        return not self._ignored
+
+    def quotes(self, text: str) -> bool:
+        """Whether the line belongs to a traceback, and quotes code."""
+        return self._open > 0 and (text[:1].isspace() or text.startswith(_IN_BOX))
 
     def _begin(self, text: str) -> None:
         self._open, self._frame = 1, ""
@@ -110,11 +142,12 @@ class TracebackReader:
         if _OTHERS.match(text):
             return None
         if frame := _FRAME.match(text):
-            self._frame = f"{frame['file']}:{frame['line']}"
+            self._frame = f"{frame['file'] or frame['boxed']}:{frame['line'] or frame['boxed_line']}"
             return None
         last = _LAST.match(text)
-        if text[:1] in {" ", "\t", ""} or not last:
-            self._open = 0 if self._open > MAX_LINES or (text.strip() and not text[0].isspace()) else self._open
+        if not text.strip() or self.quotes(text) or not last:
+            self.is_cut = bool(text.strip()) and not self.quotes(text)
+            self._open = 0 if self._open > MAX_LINES or self.is_cut else self._open
             return None
         self._open = 0
         return self._raised(last["type"], (last["text"] or "").strip())

@@ -1,36 +1,29 @@
-"""What stands around the words of a log's line, and lines that name a fault without telling of one. Pure."""
+"""Lines that name a fault without telling of one, and lines that tell that a job goes on. Pure."""
 
 import re
 
-LOOK_AT = 2000
-"""Characters of a line that are looked at; a longer one is cut."""
-
-_ANSI = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]|\x1b[()][A-Z0-9]")
-_WHO = re.compile(r"\[?(?:default|rank|Rank )\d{1,6}\]?:[ ]?|\d{1,5}: |\([\w.-]{1,64} pid=\d{1,10}[^)]{0,64}\) ")
-_WHEN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.,\d]{0,12}(?:Z|[+-]\d\d:?\d\d)? (?:std(?:out|err) [FP] )?")
-
-
-def parted(text: str) -> tuple[str, str]:
-    """Who said a line, as launchers label a rank's words, and the line without colours, times and that; still indented."""
-    text = text[:LOOK_AT].rstrip("\r\n")
-    if "\x1b" in text:
-        text = _ANSI.sub("", text)
-    if "\r" in text:
-        text = text.rpartition("\r")[2]
-    who = ""
-    if when := _WHEN.match(text):
-        text = text[when.end() :]
-    while label := _WHO.match(text):
-        who, text = who + label[0], text[label.end() :]
-    return who, text
-
+_HEAD = 1000
+"""Characters of a line in which its step is told."""
 
 _MILD = re.compile(r"(?:^|[\s\[\]|=\"'(:,])(?:INFO|DEBUG|info|debug|TRACE)(?:[\s\]|\"':,)]|$)")
+_MILD_FIELD = re.compile(r'"(?:level|levelname|severity|lvl)" ?: ?"(?:INFO|DEBUG|info|debug)"')
 _RETRIED = re.compile(
     r"\b[Rr]etry(?:ing)?\b(?! limit| budget| count exceeded)[^\n]{0,80}?(?:\bin\b|\bafter\b|attempt|\d|\.\.\.|backoff)|"
     r"\b[Rr]etrying\b|[Ww]ill (?:be )?(?:retr(?:y|ied)|reconnect|try again)|[Tt]rying again|still trying|"
     r"(?:[Aa]ttempt|[Tt]ry|retry) #?\d{1,4} ?(?:/|of) ?\d{1,4}|[Ss]ucceeded (?:after|on|at)|\brecovered\b|"
-    r"[Rr]econnected|back to normal|\bre-?established\b"
+    r"[Rr]econnected|back to normal|\bre-?established\b|\b[Bb]ack(?:ing|ed)? ?off\b"
+)
+_WORKED = re.compile(
+    r"\b(?:ok|OK|[Ss]uccess(?:ful(?:ly)?)?|[Ss]ucceeded|[Cc]ompleted|[Dd]one|[Ff]inished|[Uu]ploaded|[Dd]ownloaded|[Ss]aved|"
+    r"[Ww]ritten|[Rr]ecovered|[Rr]econnected|[Rr]estored|[Cc]onnected|[Ww]orked)\b[^\n]{0,60}"
+    r"\b(?:retr(?:y|ies)|tries|[Aa]ttempts?|try)\b|"
+    r"\b(?:retr(?:y|ies)|tries|[Aa]ttempts?|try)\b[^\n]{0,40}"
+    r"\b(?:ok|OK|success(?:ful(?:ly)?)?|succeeded|worked|passed|uploaded|completed|done)\b|"
+    r"\b(?:[Rr]econnected|[Rr]ecovered|re-?established|back to normal|reachable again|is back|"
+    r"[Bb]acking off\b[^\n]{0,80} uploaded)\b"
+)
+_FAILED = re.compile(
+    r"\b(?:[Nn]ot|[Nn]o|[Ff]ail\w{0,6}|[Uu]nable|[Cc]annot|[Uu]nsuccessful\w{0,2}|could ?n['o]t|[Ww]ithout|never)\b"
 )
 _GAVE_UP = re.compile(r"\b(?:exceed(?:ed|s)|exhausted|[Gg]iving up|gave up|reached max|no more retries|[Aa]bort(?:ed|ing))\b")
 _NEGATED = re.compile(
@@ -47,7 +40,7 @@ _UNCORRECTED = re.compile(r"[Uu]n-?[Cc]orrect")
 
 def is_mild(text: str) -> bool:
     """Whether the line is told as mere information, which few faults are."""
-    return _MILD.search(text[:160]) is not None
+    return _MILD.search(text[:160]) is not None or _MILD_FIELD.search(text) is not None
 
 
 def is_harmless(text: str) -> bool:
@@ -57,25 +50,66 @@ def is_harmless(text: str) -> bool:
     return _CORRECTED.search(text) is not None and not _UNCORRECTED.search(text)
 
 
-_PROGRESS = re.compile(
-    r"\biteration:?\s{1,12}\d{1,9} ?/ {0,12}\d{1,9}\b|"
-    r"\b(?:[Ss]tep|[Ii]ter(?:ation)?|global_step)s?[ =:#]{1,4}\d{1,9}\b[^\n]{0,120}"
-    r"\b(?:loss|lr|tokens|tok/s|throughput|mfu|ms|samples)|"
-    r"\{'(?:loss|train_loss)': -?\d|"
-    r"\b\d{1,9}/\d{1,9} \[\d{1,4}:\d\d(?::\d\d)?<[^\]\n]{1,40}(?:it/s|s/it)"
+def has_recovered(text: str) -> bool:
+    """Whether the line tells that what had failed worked when it was tried again."""
+    return _WORKED.search(text) is not None and not _FAILED.search(text) and not _GAVE_UP.search(text)
+
+
+_COUNTERS = (
+    r"(?:[Gg]lobal[_ ]?[Ss]tep|[Tt]rain(?:ing)?[_ /]?[Ss]tep|trainer/global_step|[Ss]teps?|STEP|[Ii]ter(?:ation)?s?|ITER|it|"
+    r"[Bb]atch(?:es)?(?:_idx)?|num_updates|[Uu]pdates?|[Ee]poch|EPOCH|[Ee]p|[Tt]rain(?:ing)?)"
 )
-_NOT_FINITE = re.compile(r"\bloss[\"'=: ]{1,6}-?(?:nan|inf)\b|\bgrad[ _]norm[\"'=: ]{1,6}nan\b", re.IGNORECASE)
+STEP = rf"(?<![\w/]){_COUNTERS}[\"']?(?: ?[=:#|]| \[| no\.?)? {{0,8}}[\[(]? {{0,8}}(?P<step>\d{{1,12}})\b(?!:\d\d)"
+"""How all sorts of programs tell the number of a step."""
+MEASURED = (
+    r"(?<![a-z])(?:loss|lr|ppl|perplexity|tokens|tok|tps|wps|mfu|tflops|throughput|samples|imgs|grad_?norm|gnorm|elapsed|eta|"
+    r"[ms]s/(?:it|step|iter)|step_time|iter_time|learning_rate|it/s|s/it|acc(?:uracy)?|sec|ms|time)(?![a-z])"
+)
+"""What they tell besides."""
+_STEP, _MEASURED = re.compile(STEP), re.compile(MEASURED, re.IGNORECASE)
+_FRACTION = re.compile(r"\b(?P<step>\d{1,9})/\d{1,9} \[\d{1,4}:\d\d(?::\d\d)?<[^\]\n]{1,40}(?:it/s|s/it)")
+_METRICS = re.compile(r"\{['\"](?:loss|train_loss)['\"]: ['\"]?-?\d")
+_NO_STEP = re.compile(
+    r"error(?![_/ ]rate)|fail|fatal|exception|time[ds]?[ _-]?out|abort|kill|retr[yi]|stall|hang|hung|cancel|stuck|waiting|"
+    r"spike|traceback|resum|load|restor|start(?:ing|s) |from (?:step|iter|checkpoint)|valid|eval|overflow|skipping|diverge|"
+    r"anomal|no heartbeat|did not|refused|reset|unreachable|preempt|signal|warn",
+    re.IGNORECASE,
+)
+"""Words of lines that name a step for another reason than to tell that it is done."""
+_OF_MEGATRON = re.compile(
+    r"\biteration:?\s{1,12}(?P<step>\d{1,9}) ?/ {0,12}\d{1,9}\b|"
+    r"\b(?:[Ss]tep|[Ii]ter(?:ation)?|global_step)s?[ =:#]{1,4}\d{1,9}\b[^\n]{0,120}"
+    r"\b(?:loss|lr|tokens|tok/s|throughput|mfu|ms|samples)"
+)
+_NOT_FINITE = re.compile(
+    r"\bloss[\"'\])]{0,2}\s{0,3}[=:|]?\s{0,12}-?(?:nan|inf(?:inity)?)\b|"
+    r"\b(?:grad[ _-]?norm|gnorm)[\"'\])]{0,2}\s{0,3}[=:|]?\s{0,12}-?(?:nan|inf)\b",
+    re.IGNORECASE,
+)
 _DONE = re.compile(
     r"\[?after training is done\]?|[Tt]raining (?:is |has )?(?:done|finished|complete(?:d)?)\b|"
-    r"(?:[Jj]ob|[Rr]un|[Pp]rocess(?:es)?|[Ww]orkers?|[Tt]raining)[^\n]{0,40} "
-    r"(?:completed|finished|succeeded|ended) successfully\b|"
+    r"(?:[Jj]ob|[Rr]un|[Pp]rocess(?:es)?|[Ww]orkers?|[Tt]raining|[Ww]orker group)[^\n]{0,40} "
+    r"(?:(?:completed|finished|succeeded|ended) successfully|successfully finished)\b|"
+    r"`?Trainer\.fit`? stopped: `?max_\w{4,6}|['\"]train_runtime['\"]: |exits successfully\b|"
     r"[Ee]xit(?:ed|ing)?(?: with)?(?: exit)? ?(?:code|status):? ?0\b"
 )
 
 
+def step_of(text: str) -> int | None:
+    """The number that a line gives the step it tells of, if any."""
+    found = (it["step"] for pattern in (_OF_MEGATRON, _FRACTION, _STEP) if (it := pattern.search(text)) and it["step"])
+    return next(map(int, found), None)
+
+
 def is_progress(text: str) -> bool:
     """Whether the line tells of an iteration that was done, with a finite loss if with any."""
-    return _PROGRESS.search(text) is not None and not _NOT_FINITE.search(text)
+    text = text[:_HEAD]
+    told = _OF_MEGATRON.search(text) or _FRACTION.search(text) or _METRICS.search(text) or _is_step(text)
+    return bool(told) and not _NOT_FINITE.search(text)
+
+
+def _is_step(text: str) -> bool:
+    return bool(_STEP.search(text) and _MEASURED.search(text) and not _NO_STEP.search(text))
 
 
 _HEALED = {"nfs-silent": re.compile(r"nfs: server \S{1,128} OK")}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from unicron_lib.domain.plans import PlanKind
+from unicron_lib.domain.plans import PlanKind, Rewind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,8 @@ class Respond:
     """Make a plan for `incidents`.
 
     `restart` are the jobs to start again where they are; with kind REALLOCATE the whole cluster is planned anew, and
-    `faulted` are the jobs that lost a worker. `supersedes` is the unfinished plan that the new one replaces.
+    `faulted` are the jobs that lost a worker. `rewinds` are jobs that go back because of their loss. `supersedes` is the
+    unfinished plan that the new one replaces.
     """
 
     kind: PlanKind
@@ -41,6 +42,7 @@ class Respond:
     faulted: tuple[str, ...] = ()
     quarantine: dict[str, str] = field(default_factory=dict)
     stop: dict[str, str] = field(default_factory=dict)
+    rewinds: dict[str, Rewind] = field(default_factory=dict)
     supersedes: str | None = None
 
 

@@ -7,6 +7,7 @@ from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus, N
 from unicron_lib.domain.events import PlanDecided, RecoveryCompleted, StepCompleted
 from unicron_lib.domain.jobs import ENDED, JobState, JobStatus
 from unicron_lib.domain.plans import Plan, StepKind
+from unicron_lib.domain.rewinding import rewound
 from unicron_lib.errors import IllegalTransition
 
 
@@ -63,11 +64,13 @@ def _refuse_outdated(state: ClusterState, event: PlanDecided) -> None:
 def _planned_job(name: str, job: JobState, plan: Plan) -> JobState:
     generation = max((step.generation for step in plan.steps if step.job == name), default=job.generation)
     if generation > job.generation:
-        job = replace(job, generation=generation, stragglers={})
+        job = replace(job, generation=generation, stragglers={}, loss_spike="")
     if job.status in ENDED:
         return job
     if name in plan.stopped:
         return replace(job, status=JobStatus.FAILED, reason=plan.stopped[name])
+    if name in plan.rewinds:
+        job = rewound(job, plan.rewinds[name])
     if name in plan.paused:
         return replace(job, status=JobStatus.QUEUED, reason="waits for GPUs")
     assignment = plan.assignment_of(name)
@@ -90,7 +93,7 @@ def step_completed(state: ClusterState, event: StepCompleted) -> ClusterState:
     if isinstance(reached := event.result.get("iteration"), int):
         job = replace(job, iteration=reached)
     if step.kind is StepKind.RESTORE:
-        return state.with_job(replace(job, restored=True))
+        return state.with_job(replace(job, restored=True, rolled_back_to=None))
     if step.kind is StepKind.LAUNCH:
         return state.with_job(replace(job, assignment=job.pending))
     return state.with_job(job)

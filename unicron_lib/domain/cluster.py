@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from unicron_lib.domain.events import Scalar
-from unicron_lib.domain.failures import ErrorKind, Failure, Severity
-from unicron_lib.domain.jobs import JobState
+from unicron_lib.domain.failures import ErrorKind, Failure, Severity, root_cause
+from unicron_lib.domain.jobs import ENDED, JobState
 from unicron_lib.domain.plans import Plan, Slot
 
 MAX_FAILURES = 64
-"""So many failures of an incident are kept: the root cause and the newest; all are counted."""
+"""So many failures of an incident are kept, the root cause and the newest, and the stall of each rank; all are counted."""
 
 
 class NodeStatus(StrEnum):
@@ -68,7 +68,8 @@ class Incident:
     `kind` is an `ErrorKind` or the type of the planned event; `severity` is None for planned changes.
     `opened_at` is when its first event was journalled, `updated_at` when its root cause was, and
     `fault_at` is when the fault was injected, if it was. `count` failures were seen, of which `failures` holds the root
-    cause and the newest.
+    cause and the newest, as the journal took them. `held` tells that the breaker forbade to isolate its node; if it is open
+    nevertheless, a person has allowed it since.
     """
 
     id: str
@@ -86,6 +87,7 @@ class Incident:
     closed_at: float | None = None
     merged_into: str | None = None
     note: str = ""
+    held: bool = False
 
     @property
     def is_failure(self) -> bool:
@@ -120,14 +122,14 @@ class Incident:
         The observer's patience counts from its own clock: clocks that differ must not hold us for long.
         """
         standing = [f for f in self.failures if f.is_stall]
-        first = min(standing, key=lambda failure: failure.order, default=None)
+        first = root_cause(standing)
         patience_s = first.not_before - first.seen_at if first and self.may_pass else 0.0
         return self.updated_at + max(patience_s, 0.0)
 
     @property
     def root(self) -> Failure | None:
         """The failure that explains the others."""
-        return min(self.failures, key=lambda failure: failure.order, default=None)
+        return root_cause(self.failures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +152,7 @@ class PlanState:
 class ClusterState:
     """All that decisions look at. `seq` is the number of the last journal entry folded in.
 
-    `breaker_since` is when the breaker stopped all isolation of nodes, None if it has not.
+    `breaker_since` is when the breaker stopped all isolation of nodes, None if it has not, and `breaker_reason` why.
     """
 
     seq: int = -1
@@ -160,6 +162,7 @@ class ClusterState:
     plans: Mapping[str, PlanState] = field(default_factory=dict)
     faults: Mapping[str, float] = field(default_factory=dict)
     breaker_since: float | None = None
+    breaker_reason: str = ""
 
     @property
     def healthy_nodes(self) -> tuple[Node, ...]:
@@ -175,6 +178,10 @@ class ClusterState:
         """The pool that the job's GPUs are in, "" for a job without any."""
         held = job.assignment.slots if job.assignment else ()
         return next((self.nodes[slot.node].pool for slot in held if slot.node in self.nodes), "")
+
+    def jobs_on(self, node: str) -> tuple[str, ...]:
+        """The jobs that train on the node."""
+        return tuple(sorted(name for name, job in self.jobs.items() if node in job.nodes and job.status not in ENDED))
 
     @property
     def active_plan(self) -> PlanState | None:

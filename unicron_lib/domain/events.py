@@ -60,12 +60,24 @@ class NodeCleared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReleased:
-    """An operator ended the quarantine of a node."""
+    """The quarantine of a node is over: an operator said so, or, with a `reason`, a node check cleared it."""
 
     id: str
     at: float
     node: str
+    reason: str = ""
     type: Literal["node_released"] = "node_released"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeQuarantined:
+    """A person isolated a node by hand; neither a breaker nor its next life takes it back."""
+
+    id: str
+    at: float
+    node: str
+    reason: str
+    type: Literal["node_quarantined"] = "node_quarantined"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +149,20 @@ class StragglerCleared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LossSpiked:
+    """Loss and gradient norm left, with `iteration`, what they were: it may pass. With `over` it did, with that iteration."""
+
+    id: str
+    at: float
+    job: str
+    generation: int
+    iteration: int
+    reason: str
+    over: bool = False
+    type: Literal["loss_spiked"] = "loss_spiked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentDismissed:
     """Nothing has to be done about an incident, or nothing may, since the breaker forbids it."""
 
@@ -159,10 +185,14 @@ class BreakerTripped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerReset:
-    """A person has looked: nodes may be isolated again."""
+    """A person has looked: nodes may be isolated again, and those at once whose isolation the breaker forbade.
+
+    If that was a `false_alarm`, those are left alone.
+    """
 
     id: str
     at: float
+    false_alarm: bool = False
     type: Literal["breaker_reset"] = "breaker_reset"
 
 
@@ -288,11 +318,13 @@ Event = (
     | NodeSuspected
     | NodeCleared
     | NodeReleased
+    | NodeQuarantined
     | NodeSettled
     | NodeNoted
     | JobResumed
     | StragglerDetected
     | StragglerCleared
+    | LossSpiked
     | IncidentDismissed
     | BreakerTripped
     | BreakerReset

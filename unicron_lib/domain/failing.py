@@ -58,7 +58,7 @@ def _of_node(state: ClusterState, failure: Failure, at: float) -> ClusterState:
     node = state.nodes.get(failure.node or "")
     if node is None or node.boot != failure.boot:
         return state
-    jobs = tuple(sorted(name for name, job in state.jobs.items() if node.id in job.nodes and job.status not in ENDED))
+    jobs = state.jobs_on(node.id)
     if node.status in {NodeStatus.LOST, NodeStatus.QUARANTINED}:
         return _counted(state, (i for i in _failures(state) if i.node == node.id and _is_recent(i, at)))
     if failure.kind is ErrorKind.NODE_LOST:
@@ -128,7 +128,7 @@ def _is_explained(part: Incident, cause: Incident) -> bool:
     if root is None or (part.node != cause.node and not set(part.jobs) & set(cause.jobs)):
         return False
     if part.is_only_symptoms or part.node == cause.node:
-        return not root.verdict
+        return not root.verdict or (root.verdict == "stop" and cause.severity is Severity.SEV1)
     return root.job is not None and part.severity is not Severity.SEV1
 
 
@@ -141,7 +141,7 @@ def _failures(state: ClusterState) -> Iterable[Incident]:
 
 
 def job_resumed(state: ClusterState, event: JobResumed) -> ClusterState:
-    """A hang is over: its incident, if nothing was decided yet, is closed as soon as no culprit of it still stands."""
+    """A hang is over: its incident, if nothing was decided yet, is closed as soon as no rank of it still stands."""
     job = state.jobs.get(event.job)
     if job is None or job.generation != event.generation:
         return state
@@ -152,10 +152,11 @@ def job_resumed(state: ClusterState, event: JobResumed) -> ClusterState:
 
 
 def _gone_on(state: ClusterState, incident: Incident, event: JobResumed) -> ClusterState:
-    left = [f for f in incident.failures if f.job and f.rank != event.rank and event.rank is not None]
-    if any(failure.kind is ErrorKind.TASK_HANG for failure in left):
-        still = [f for f in incident.failures if not f.job or f in left]
-        return state.with_incident(with_failures(incident, still))
+    left = [f for f in incident.failures if f.job != event.job or event.rank not in {f.rank, None}]
+    if any(failure.is_stall for failure in left):
+        whole = with_failures(incident, left)
+        # who waited for the rank that goes on will follow it, but not at once
+        return state.with_incident(whole if whole.root is incident.root else replace(whole, updated_at=event.at))
     note = f"went on by itself after {max(event.at - incident.opened_at, 0):.1f} s, with iteration {event.iteration}"
     closed = replace(incident, status=IncidentStatus.CLOSED, closed_at=event.at, note=note)
     return state.with_job(forgiven(state.jobs[event.job])).with_incident(closed)
@@ -166,5 +167,6 @@ def incident_dismissed(state: ClusterState, event: IncidentDismissed) -> Cluster
     incident = state.incidents.get(event.incident)
     if incident is None or incident.status is not IncidentStatus.OPEN or not incident.is_of_nodes:
         raise IllegalTransition(f"{event.incident} cannot be dismissed: {incident}")
-    closed = replace(incident, status=IncidentStatus.CLOSED, closed_at=event.at, note=event.reason)
+    held = state.breaker_since is not None and incident.severity is Severity.SEV1 and not incident.is_only_symptoms
+    closed = replace(incident, status=IncidentStatus.CLOSED, closed_at=event.at, note=event.reason, held=held)
     return state.with_incident(closed)

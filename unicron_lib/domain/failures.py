@@ -1,6 +1,6 @@
 """Kinds of failure, their severities, and which of them are usually another one's echo."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
@@ -117,7 +117,8 @@ class Failure:
     `id` derives from the observation, so that the same one reported twice is one failure.
     `seen_at` is the observer's wall clock in epoch seconds, `boot` names one life of `node`. A `symptom` explains nothing
     by itself. Until `not_before` (epoch seconds) it may pass by itself, and nothing is done about it. `verdict` is what the
-    process itself asked for: another node, another node and no new start, no new start.
+    process itself asked for: another node, another node and no new start, no new start. `spoiled` are the first and the last
+    iteration whose batches are thought to have done it, if the loss went wrong.
     """
 
     id: str
@@ -134,6 +135,7 @@ class Failure:
     symptom: bool = False
     not_before: float = 0.0
     verdict: Literal["", "exclude", "exclude_and_stop", "stop"] = ""
+    spoiled: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if len(self.evidence) > EVIDENCE_LIMIT:
@@ -157,13 +159,30 @@ class Failure:
         return self.job is not None and self.kind in STALLS and self.method is DetectionMethod.STATISTICS
 
     @property
-    def order(self) -> tuple[int, Severity, bool, bool, float, str]:
-        """Of several failures, the one with the least order explains the others.
+    def is_last_word(self) -> bool:
+        """Whether the answer is the end of the job, which nothing that is learned later undoes."""
+        return self.job is not None and (self.kind is ErrorKind.USER_ERROR or self.verdict in {"stop", "exclude_and_stop"})
+
+    @property
+    def weight(self) -> tuple[int, Severity, bool, bool]:
+        """Of several failures, those of the least weight explain the others.
 
         Causes come before a flapping link, that before what peers report, and mere symptoms last; then the graver, what is
-        certain before what may pass, the node's word on hardware and the rank's on the rest, and the earlier.
+        certain before what may pass, and the node's word on hardware and the rank's on the rest.
         """
         is_link = self.job is None and self.kind is ErrorKind.LINK_FLAPPING
         rank = 0 if not self.is_echo else 1 if is_link else 3 if self.symptom else 2
         foreign = (self.job is None) is not (self.severity is Severity.SEV1)
-        return rank, self.severity, self.not_before > self.seen_at, foreign, self.seen_at, self.id
+        return rank, self.severity, self.not_before > self.seen_at, foreign
+
+
+def root_cause(failures: Sequence[Failure]) -> Failure | None:
+    """The failure that explains the others; they are in the order in which the journal took them.
+
+    Of those of the least weight, the node that was heard first has it; of what that node tells, the earliest. The clocks of
+    two nodes are never compared.
+    """
+    least = min((failure.weight for failure in failures), default=None)
+    likely = [failure for failure in failures if failure.weight == least]
+    first = [failure for failure in likely if failure.node == likely[0].node]
+    return min(first, key=lambda failure: (failure.seen_at, failure.id), default=None)

@@ -1,6 +1,6 @@
 """Incidents: how one is opened, what joins it, and what becomes a part of another."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from unicron_lib.domain.cluster import MAX_FAILURES, ClusterState, Incident, IncidentStatus
@@ -8,14 +8,17 @@ from unicron_lib.domain.events import (
     JobCancelled,
     JobFinished,
     JobSubmitted,
+    NodeCleared,
     NodeJoined,
+    NodeQuarantined,
     NodeReleased,
     NodeSettled,
     RebalanceDue,
 )
-from unicron_lib.domain.failures import Failure
+from unicron_lib.domain.failures import Failure, root_cause
 from unicron_lib.domain.plans import content_id
 
+NodesChange = NodeJoined | NodeCleared | NodeReleased | NodeSettled | NodeQuarantined
 FAULT_AGE_S = 300.0
 """An injected fault that nobody noticed for longer explains nothing."""
 
@@ -26,7 +29,7 @@ def incident_id(cause: str) -> str:
 
 
 def planned_change(
-    event: NodeJoined | NodeReleased | NodeSettled | JobSubmitted | JobFinished | JobCancelled | RebalanceDue,
+    event: NodesChange | JobSubmitted | JobFinished | JobCancelled | RebalanceDue,
     *,
     node: str | None = None,
     job: str | None = None,
@@ -59,14 +62,21 @@ def opened_by(failure: Failure, jobs: tuple[str, ...], at: float) -> Incident:
 
 
 def with_failures(incident: Incident, failures: Iterable[Failure]) -> Incident:
-    """The incident with these failures, at most MAX_FAILURES of them; kind, severity and node are its root cause's."""
-    whole = replace(incident, failures=tuple(failures))
-    root = whole.root
+    """The incident with these failures, as far as they are kept; kind, severity and node are its root cause's."""
+    told = tuple(failures)
+    root = root_cause(told)
     assert root is not None
-    if len(whole.failures) > MAX_FAILURES:
-        newest = [failure for failure in whole.failures if failure is not root][-MAX_FAILURES + 1 :]
-        whole = replace(whole, failures=(root, *newest))
-    return replace(whole, kind=root.kind, severity=root.severity, node=root.node)
+    return replace(incident, failures=_kept(told, root), kind=root.kind, severity=root.severity, node=root.node)
+
+
+def _kept(failures: tuple[Failure, ...], root: Failure) -> tuple[Failure, ...]:
+    """The root cause, the newest, and the newest stall of each rank: a hang is over when none of them is left."""
+    if len(failures) <= MAX_FAILURES:
+        return failures
+    stalls = {(failure.job, failure.rank): failure.id for failure in failures if failure.is_stall}
+    others = [failure.id for failure in failures if failure is not root and not failure.is_stall]
+    kept = {root.id, *stalls.values(), *others[-MAX_FAILURES + 1 :]}
+    return tuple(failure for failure in failures if failure.id in kept)
 
 
 def joined(incident: Incident, failure: Failure, at: float) -> Incident:
@@ -80,7 +90,8 @@ def absorbed(state: ClusterState, incident: Incident, parts: Iterable[Incident])
 
     What was told of other nodes brings no jobs with it: those may be in the best of health.
     """
-    failures, jobs = list(incident.failures), set(incident.jobs)
+    failures: list[Failure] = []
+    jobs = set(incident.jobs)
     for part in parts:
         merged = replace(part, status=IncidentStatus.MERGED, merged_into=incident.id)
         state = state.with_incident(merged)
@@ -89,7 +100,21 @@ def absorbed(state: ClusterState, incident: Incident, parts: Iterable[Incident])
         opened_at = min(incident.opened_at, part.opened_at) if part.closed_at is None else incident.opened_at
         fault_at = part.fault_at if incident.fault_at is None else incident.fault_at
         incident = replace(incident, count=incident.count + part.count, opened_at=opened_at, fault_at=fault_at)
-    return state, with_failures(replace(incident, jobs=tuple(sorted(jobs))), failures)
+    return state, with_failures(replace(incident, jobs=tuple(sorted(jobs))), (*failures, *incident.failures))
+
+
+def reopened(incident: Incident, jobs: tuple[str, ...], at: float) -> Incident:
+    """The incident that nothing could be done about, with a new clock; `jobs` are those on its node by now."""
+    again = replace(incident, status=IncidentStatus.OPEN, opened_at=at, updated_at=at, closed_at=None, fault_at=None)
+    return replace(again, jobs=jobs, note="", held=True)
+
+
+def without_hold(state: ClusterState, which: Callable[[Incident], bool]) -> ClusterState:
+    """The state in which the breaker has forbidden nothing about these incidents."""
+    for incident in state.incidents.values():
+        if incident.held and which(incident):
+            state = state.with_incident(replace(incident, held=False))
+    return state
 
 
 def with_claimed_fault(state: ClusterState, incident: Incident) -> ClusterState:

@@ -7,6 +7,7 @@ from unicron_lib.domain.events import (
     JobCancelled,
     JobFinished,
     JobSubmitted,
+    LossSpiked,
     RebalanceDue,
     StragglerCleared,
     StragglerDetected,
@@ -25,6 +26,8 @@ def job_submitted(state: ClusterState, event: JobSubmitted) -> ClusterState:
     job = JobState(spec=event.spec, submission=event.submission)
     if before:
         job = replace(job, generation=before.generation, assignment=before.assignment, pending=before.pending)
+        if event.spec.load:  # it goes on where the batches were left out
+            job = replace(job, skipped=before.skipped)
     return state.with_job(job).with_incident(planned_change(event, job=name))
 
 
@@ -53,6 +56,14 @@ def straggler_changed(state: ClusterState, event: StragglerDetected | StragglerC
         where = f" at {event.node}" if event.node else ""
         slow[who] = f"{event.ratio:.2f}x{where}: {event.reason}"
     return state.with_job(replace(job, stragglers=slow))
+
+
+def loss_spiked(state: ClusterState, event: LossSpiked) -> ClusterState:
+    """For people: nothing is done as long as it may pass."""
+    job = state.jobs.get(event.job)
+    if job is None or job.generation != event.generation:
+        return state
+    return state.with_job(replace(job, loss_spike="" if event.over else event.reason))
 
 
 def job_ended(state: ClusterState, event: JobFinished | JobCancelled) -> ClusterState:

@@ -8,11 +8,12 @@ from math import isfinite
 from typing import ClassVar
 
 from unicron_lib.domain.plans import Assignment, Layout
+from unicron_lib.domain.skipping import Ranges
 
 POSITIVE = (
     *("num_layers", "hidden_size", "num_attention_heads", "seq_length", "vocab_size", "micro_batch_size"),
     *("global_batch_size", "train_iters", "save_interval", "save_retain", "log_interval", "min_gpus", "lr"),
-    "distributed_timeout_minutes",
+    *("distributed_timeout_minutes", "loss_spike_patience_iters"),
 )
 FINITE = (
     *("weight", "transition_s", "lr", "min_lr", "weight_decay", "clip_grad", "pace_s", "restart_window_s"),
@@ -51,6 +52,8 @@ class JobSpec:
     hang_patience_s: float = 5.0
     section_timeouts_s: Mapping[str, float] = field(default_factory=dict)
     distributed_timeout_minutes: float = 10.0
+    loss_guard: bool = True
+    loss_spike_patience_iters: int = 50
     transition_s: float = 10.0
     pool: str = ""
     tenant: str = ""
@@ -148,19 +151,19 @@ class JobSpec:
     def _timeout_checks(self) -> tuple[tuple[bool, str], ...]:
         """An outer limit that ends first would cut off what an inner one is going to heal."""
         collective_s = 60.0 * self.distributed_timeout_minutes
-        step_s = self.section_timeouts_s.get("step", 0.0)
         unknown = sorted(set(self.section_timeouts_s) - set(SECTIONS))
         wrong = sorted(key for key, limit_s in self.section_timeouts_s.items() if not (isfinite(limit_s) and limit_s > 0))
+        too_long = [f"{key}, {limit_s:g} s" for key, limit_s in self.section_timeouts_s.items() if limit_s >= collective_s]
         rule = (
             f"must be less than distributed_timeout_minutes, {self.distributed_timeout_minutes:g} minutes: "
-            "else the collectives give up before the hang is found"
+            "else who waits for that rank gives up before it is found to hang"
         )
         return (
             (not self.hang_factor > 1, f"hang_factor is {self.hang_factor:g}, it must be greater than 1"),
             (self.hang_patience_s < 0, "hang_patience_s must not be negative"),
             (bool(unknown), f"section_timeouts_s has {', '.join(unknown)}; the sections are {', '.join(SECTIONS)}"),
             (bool(wrong), f"section_timeouts_s of {', '.join(wrong)} must be a finite number greater than 0"),
-            (step_s >= collective_s, f"section_timeouts_s of step, {step_s:g} s, {rule}"),
+            (bool(too_long), f"section_timeouts_s of {', '.join(too_long)}, {rule}"),
             (self.hang_patience_s >= collective_s, f"hang_patience_s, {self.hang_patience_s:g} s, {rule}"),
         )
 
@@ -208,7 +211,9 @@ class JobState:
     `stuck_restarts` counts the failures since then that came without a new iteration. `failed_times` are those of the
     answers to failures of the job's own within its `restart_window_s`. `restored` tells whether this submission has chosen
     where to begin, `measured` holds its own FLOP/s by number of GPUs in the pool `measured_in`, `stragglers` what slows its
-    present generation down: the rank (or "job"), and the evidence.
+    present generation down: the rank (or "job"), and the evidence. `skipped` are the batches that are left out because of what
+    they did to the loss, `rolled_back_to` is the last iteration that the next start may go on from (None: any), and
+    `loss_spike` tells of a spike of the loss that may still pass.
     """
 
     spec: JobSpec
@@ -224,6 +229,9 @@ class JobState:
     measured: Mapping[int, float] = field(default_factory=dict)
     measured_in: str = ""
     stragglers: Mapping[str, str] = field(default_factory=dict)
+    skipped: Ranges = ()
+    rolled_back_to: int | None = None
+    loss_spike: str = ""
     submission: str = ""
     reason: str = ""
 

@@ -10,13 +10,21 @@ from unicron_lib.domain import events as e
 from unicron_lib.domain.carrying_out import plan_decided, recovery_completed, step_completed
 from unicron_lib.domain.cluster import ClusterState
 from unicron_lib.domain.failing import failure_detected, fault_injected, incident_dismissed, job_resumed
-from unicron_lib.domain.job_life import job_ended, job_submitted, rebalance_due, straggler_changed, throughput_measured
+from unicron_lib.domain.job_life import (
+    job_ended,
+    job_submitted,
+    loss_spiked,
+    rebalance_due,
+    straggler_changed,
+    throughput_measured,
+)
 from unicron_lib.domain.nodes import (
     breaker_reset,
     breaker_tripped,
     node_cleared,
     node_joined,
     node_noted,
+    node_quarantined,
     node_released,
     node_settled,
     node_suspected,
@@ -28,6 +36,7 @@ FOLDS: Mapping[type[e.Event], Callable[[ClusterState, Any], ClusterState]] = Map
         e.NodeSuspected: node_suspected,
         e.NodeCleared: node_cleared,
         e.NodeReleased: node_released,
+        e.NodeQuarantined: node_quarantined,
         e.NodeSettled: node_settled,
         e.NodeNoted: node_noted,
         e.FailureDetected: failure_detected,
@@ -41,6 +50,7 @@ FOLDS: Mapping[type[e.Event], Callable[[ClusterState, Any], ClusterState]] = Map
         e.RebalanceDue: rebalance_due,
         e.StragglerDetected: straggler_changed,
         e.StragglerCleared: straggler_changed,
+        e.LossSpiked: loss_spiked,
         e.JobFinished: job_ended,
         e.JobCancelled: job_ended,
         e.PlanDecided: plan_decided,

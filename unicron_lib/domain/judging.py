@@ -1,20 +1,27 @@
 """What one incident calls for: the severity, raised where it did not help, the budget, and the breaker."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from unicron_lib.domain.budget import spent
-from unicron_lib.domain.cluster import ClusterState, Incident, NodeStatus
+from unicron_lib.domain.cluster import ClusterState, Incident
 from unicron_lib.domain.failures import BLAMELESS, EVIDENCE, ErrorKind, Failure, Severity
 from unicron_lib.domain.jobs import JobState
+from unicron_lib.domain.rewinding import answer_to, reason_to_give_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Patience, in seconds, and the breaker against mass isolation (share of all nodes within a window)."""
+    """Patience, in seconds, and the breaker against mass isolation (share of the nodes within a window).
+
+    What would end a job for good is held for `last_word_s`: what explains it better may still arrive. The verdict on a
+    silent node is waited for until it has been silent for `suspect_s`. Nodes lost within `together_s` are lost at once.
+    """
 
     root_cause_grace_s: float = 1.0
     settle_s: float = 1.0
+    last_word_s: float = 3.0
+    suspect_s: float = 6.0
+    together_s: float = 5.0
     breaker_share: float = 0.5
     breaker_window_s: float = 300.0
 
@@ -40,7 +47,7 @@ def judge(state: ClusterState, incident: Incident, now: float) -> Verdict:
     """Severity of an incident with escalation: each failure without a new iteration raises it by one, then the job stops.
 
     A node is isolated for a failure of its hardware, when its rank asked for it, and when restarts on it did not help,
-    unless the kind says that the node is not to blame, or the breaker has tripped.
+    unless the kind says that the node is not to blame, nobody but waiting peers has complained, or the breaker has tripped.
     """
     root = incident.root
     assert root is not None
@@ -48,8 +55,10 @@ def judge(state: ClusterState, incident: Incident, now: float) -> Verdict:
     if incident.is_of_nodes and (incident.is_only_symptoms or root.kind in EVIDENCE):
         return _nothing_to_do(incident, root, told)
     job = _job_of(state, incident, root)
-    why = _reason_to_stop(job, root, now) if job else None
+    why = reason_to_give_up(job, incident.failures) or _reason_to_stop(job, root, now) if job else None
     severity, reason = _escalated(root, job, told)
+    if job and (answer := answer_to(job, incident.failures)):
+        reason += f": {answer}"
     nodes = {root.node: told} if severity is Severity.SEV1 and root.node and _is_to_blame(root) else {}
     if job and why:
         stop = {job.spec.job: f"{why} ({told})"}
@@ -78,7 +87,7 @@ def _job_of(state: ClusterState, incident: Incident, root: Failure) -> JobState 
 def _reason_to_stop(job: JobState, root: Failure, now: float) -> str | None:
     if root.kind is ErrorKind.USER_ERROR:
         return f"an error in the job's own code or data, which a restart cannot cure: {_headline(root.evidence)}"
-    if root.verdict in {"stop", "exclude_and_stop"}:
+    if root.is_last_word:
         return f"the process asked not to be started again: {_headline(root.evidence)}"
     return None if root.kind is ErrorKind.PREEMPTED else spent(job, now)
 
@@ -87,7 +96,7 @@ def _escalated(root: Failure, job: JobState | None, told: str) -> tuple[Severity
     base = root.severity
     if job is None:
         return Severity.SEV1, f"{told} (SEV1)"
-    gravest = Severity.SEV2 if root.kind in BLAMELESS else Severity.SEV1
+    gravest = Severity.SEV1 if _is_to_blame(root) else Severity.SEV2
     severity = min(base, Severity(max(gravest, base - job.stuck_restarts)))
     reason = f"{told} ({severity.name})"
     if severity is not base:
@@ -98,33 +107,18 @@ def _escalated(root: Failure, job: JobState | None, told: str) -> tuple[Severity
 
 
 def _is_to_blame(root: Failure) -> bool:
-    return root.kind not in BLAMELESS and root.kind is not ErrorKind.NODE_LOST
+    """Whether the failure, if restarts do not help, is the fault of its node: who complains of others is not to blame."""
+    is_own = not root.is_echo or root.job is None or bool(root.verdict)
+    return is_own and root.kind not in BLAMELESS and root.kind is not ErrorKind.NODE_LOST
 
 
 def _held(state: ClusterState, incident: Incident, verdict: Verdict) -> Verdict:
-    """The verdict if the breaker lets it pass; else ranks that still step are left alone, and failed ones stay there."""
-    if state.breaker_since is None or not verdict.quarantine:
+    """The verdict if the breaker, or a person, lets it pass; else ranks that still step, and failed ones, stay there."""
+    if state.breaker_since is None or incident.held or not verdict.quarantine:
         return verdict
     reason = f"{verdict.reason}; {', '.join(verdict.quarantine)} stays: the breaker allows no further isolation"
     severity = verdict.severity if verdict.stop else Severity.SEV2
     return Verdict(severity=severity, reason=reason, stop=verdict.stop, dismiss=incident.is_of_nodes)
-
-
-def trips_breaker(state: ClusterState, verdicts: Iterable[Verdict], now: float, policy: Policy) -> str | None:
-    """Why nothing may be isolated any more: the nodes of all `verdicts`, with those isolated of late, would be too many."""
-    out = {NodeStatus.LOST, NodeStatus.QUARANTINED}
-    asked = {node for verdict in verdicts for node in verdict.quarantine if state.nodes[node].status not in out}
-    recent = {
-        node.id
-        for node in state.nodes.values()
-        if node.status is NodeStatus.QUARANTINED and now - node.since < policy.breaker_window_s
-    }
-    if not asked or len(asked | recent) <= policy.breaker_share * len(state.nodes):
-        return None
-    return (
-        f"{len(asked | recent)} of {len(state.nodes)} nodes would be isolated within {policy.breaker_window_s:g} s, more than "
-        f"{policy.breaker_share:.0%}: {', '.join(sorted(asked))} stay, and none is isolated before a person has looked"
-    )
 
 
 def where(incident: Incident) -> str:

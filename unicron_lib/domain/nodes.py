@@ -2,20 +2,22 @@
 
 from dataclasses import replace
 
-from unicron_lib.domain.cluster import ClusterState, Node, NodeStatus
+from unicron_lib.domain.cluster import ClusterState, Incident, Node, NodeStatus
 from unicron_lib.domain.events import (
     BreakerReset,
     BreakerTripped,
     NodeCleared,
     NodeJoined,
     NodeNoted,
+    NodeQuarantined,
     NodeReleased,
     NodeSettled,
     NodeSuspected,
 )
 from unicron_lib.domain.failing import record
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
-from unicron_lib.domain.incidents import planned_change
+from unicron_lib.domain.incidents import planned_change, reopened, without_hold
+from unicron_lib.domain.plans import PlanKind
 
 
 def node_joined(state: ClusterState, event: NodeJoined) -> ClusterState:
@@ -69,6 +71,16 @@ def node_released(state: ClusterState, event: NodeReleased) -> ClusterState:
     return _back(state, node, event)
 
 
+def node_quarantined(state: ClusterState, event: NodeQuarantined) -> ClusterState:
+    """Isolated by a person: its jobs leave it, and what the breaker held back of it is settled."""
+    node = state.nodes.get(event.node)
+    if node is None or node.status in {NodeStatus.LOST, NodeStatus.QUARANTINED}:
+        return state
+    out = replace(node, status=NodeStatus.QUARANTINED, since=event.at, reason=event.reason, snoozed_until=0.0)
+    state = without_hold(state, lambda incident: incident.node == node.id)
+    return state.with_node(out).with_incident(planned_change(event, node=node.id))
+
+
 def node_settled(state: ClusterState, event: NodeSettled) -> ClusterState:
     """The end of a snooze."""
     node = state.nodes.get(event.node)
@@ -91,11 +103,13 @@ def node_suspected(state: ClusterState, event: NodeSuspected) -> ClusterState:
 
 
 def node_cleared(state: ClusterState, event: NodeCleared) -> ClusterState:
-    """Heard of again."""
+    """Heard of again. If GPUs were shared out anew without it meanwhile, that is done once more."""
     node = state.nodes.get(event.node)
     if node is None or node.boot != event.boot or node.status is not NodeStatus.SUSPECT:
         return state
-    return state.with_node(replace(node, status=NodeStatus.READY, since=event.at, reason=""))
+    state = state.with_node(replace(node, status=NodeStatus.READY, since=event.at, reason=""))
+    passed_over = (it for it in state.plans.values() if it.plan.kind is PlanKind.REALLOCATE and it.decided_at >= node.since)
+    return state.with_incident(planned_change(event, node=node.id)) if any(passed_over) else state
 
 
 def node_noted(state: ClusterState, event: NodeNoted) -> ClusterState:
@@ -110,9 +124,20 @@ def node_noted(state: ClusterState, event: NodeNoted) -> ClusterState:
 
 def breaker_tripped(state: ClusterState, event: BreakerTripped) -> ClusterState:
     """From now on no node is isolated."""
-    return state if state.breaker_since is not None else replace(state, breaker_since=event.at)
+    return state if state.breaker_since is not None else replace(state, breaker_since=event.at, breaker_reason=event.reason)
 
 
-def breaker_reset(state: ClusterState, _: BreakerReset) -> ClusterState:
-    """Nodes may be isolated again."""
-    return replace(state, breaker_since=None)
+def breaker_reset(state: ClusterState, event: BreakerReset) -> ClusterState:
+    """Nodes may be isolated again: what the breaker held back is open again for each node that is still the same and in use."""
+    state = replace(state, breaker_since=None, breaker_reason="")
+    held = {incident.node: incident for incident in state.incidents.values() if incident.held and incident.plan is None}
+    state = without_hold(state, lambda incident: incident.plan is None)
+    for incident in held.values():  # the newest of each node
+        if not event.false_alarm and _is_in_use(state, incident):
+            state = state.with_incident(reopened(incident, state.jobs_on(incident.node or ""), event.at))
+    return state
+
+
+def _is_in_use(state: ClusterState, incident: Incident) -> bool:
+    root, node = incident.root, state.nodes[incident.node or ""]
+    return root is not None and root.boot == node.boot and node.status not in {NodeStatus.LOST, NodeStatus.QUARANTINED}

@@ -89,6 +89,14 @@ class Step:
     nodes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewind:
+    """A job goes back to a checkpoint from before iteration `first`, and leaves out what `first` to `last` consumed."""
+
+    first: int
+    last: int
+
+
 class AlternativeKind(StrEnum):
     """What can be done when a node is lost; the first of equals is the one that disturbs the least."""
 
@@ -121,7 +129,8 @@ class Plan:
     """What the cluster will look like, and why.
 
     `assignments` holds the jobs that the plan moves or (re)starts, jobs that it leaves alone are not in it; `paused` are
-    the jobs that lose all GPUs. `gpus` is the whole allocation. `gain` and `upper_bound` in FLOP (paper, section 5).
+    the jobs that lose all GPUs, `rewinds` those that go back because of their loss. `gpus` is the whole allocation. `gain` and
+    `upper_bound` in FLOP (paper, section 5).
     `id` derives from the content. `alternatives` are filled in for the loss of a node.
     """
 
@@ -136,6 +145,7 @@ class Plan:
     paused: tuple[str, ...] = ()
     stopped: Mapping[str, str] = field(default_factory=dict)
     quarantined: Mapping[str, str] = field(default_factory=dict)
+    rewinds: Mapping[str, Rewind] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
     gain: float = 0.0
     upper_bound: float = 0.0

@@ -1,15 +1,17 @@
 """The core of the recovery: what to do about what has happened. Pure; the time is an argument, each answer has a reason."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from unicron_lib.domain.actions import Action, Continue, Dismiss, Respond, Rest, TripBreaker, Wait
+from unicron_lib.domain.breaker import trips_breaker
 from unicron_lib.domain.cluster import ClusterState, Incident, NodeStatus, PlanState
 from unicron_lib.domain.events import Event
 from unicron_lib.domain.failures import Severity
 from unicron_lib.domain.jobs import ENDED
 from unicron_lib.domain.journal import fold
-from unicron_lib.domain.judging import DEFAULT_POLICY, Policy, Verdict, judge, trips_breaker
+from unicron_lib.domain.judging import DEFAULT_POLICY, Policy, Verdict, judge
 from unicron_lib.domain.plans import PlanKind
+from unicron_lib.domain.rewinding import rewinds
 
 
 def on_event(state: ClusterState, event: Event, policy: Policy = DEFAULT_POLICY) -> tuple[ClusterState, Action]:
@@ -31,7 +33,7 @@ def decide(state: ClusterState, now: float, policy: Policy = DEFAULT_POLICY) -> 
     waiting = [wait for incident in failures if (wait := _too_early(state, incident, now, policy))]
     ready = [incident for incident in failures if not _too_early(state, incident, now, policy)]
     verdicts = {incident.id: judge(state, incident, now) for incident in ready}
-    if tripped := trips_breaker(state, verdicts.values(), now, policy):
+    if tripped := trips_breaker(state, verdicts, now, policy):
         return TripBreaker(reason=tripped)
     for name, verdict in verdicts.items():
         if verdict.dismiss:
@@ -54,9 +56,8 @@ def _allocate(
     planned = [incident for incident in state.open_incidents if not incident.is_failure]
     if not ready and (waiting or not planned):
         return waiting or Rest()
-    suspects = [node.id for node in state.nodes.values() if node.status is NodeStatus.SUSPECT]
-    if suspects:
-        return Wait(until=now + 0.5, reason=f"{', '.join(suspects)} is silent: a new allocation waits for its verdict")
+    if silent := _silent(state, state.nodes, now, policy):
+        return Wait(until=now + 0.5, reason=f"{', '.join(silent)} is silent: a new allocation waits for its verdict")
     newest = max((incident.updated_at for incident in planned), default=now)
     if not ready and newest <= now < newest + policy.settle_s:
         return Wait(until=newest + policy.settle_s, reason="more changes may follow at once")
@@ -72,7 +73,7 @@ def _under_way(state: ClusterState, active: PlanState, failures: Sequence[Incide
     verdicts = {name: verdict for name, verdict in found.items() if not verdict.dismiss}  # those can wait
     if not verdicts:
         return Continue(plan=plan.id, reason=f"plan {plan.id} is under way")
-    if tripped := trips_breaker(state, verdicts.values(), now, policy):
+    if tripped := trips_breaker(state, verdicts, now, policy):
         return TripBreaker(reason=tripped)
     concerned = [state.incidents[name] for name in (*plan.incidents, *verdicts)]
     grave = any(verdict.severity is Severity.SEV1 or verdict.stop for verdict in verdicts.values())
@@ -83,16 +84,24 @@ def _under_way(state: ClusterState, active: PlanState, failures: Sequence[Incide
 
 def _too_early(state: ClusterState, incident: Incident, now: float, policy: Policy) -> Wait | None:
     names = {node for job in incident.jobs if job in state.jobs for node in state.jobs[job].nodes}
-    suspects = sorted(name for name in names if name in state.nodes and state.nodes[name].status is NodeStatus.SUSPECT)
-    if suspects:
-        return Wait(until=now + 0.5, reason=f"{', '.join(suspects)} is silent: its verdict may explain {incident.kind}")
+    if silent := _silent(state, names, now, policy):
+        return Wait(until=now + 0.5, reason=f"{', '.join(silent)} is silent: its verdict may explain {incident.kind}")
     until = incident.opened_at + policy.root_cause_grace_s
     if incident.is_only_echoes and incident.opened_at <= now < until:  # a clock set back must not hold us for long
         return Wait(until=until, reason=f"{incident.kind} is what peers of a failed rank report: its own report may follow")
+    until = incident.updated_at + policy.last_word_s
+    if incident.root and incident.root.is_last_word and incident.updated_at <= now < until:
+        return Wait(until=until, reason=f"{incident.kind} ends the job for good: broken hardware may still explain it")
     until = incident.passes_by
     if incident.updated_at <= now < until:
         return Wait(until=until, reason=f"{incident.kind}: the ranks may go on by themselves, as they do after a short stall")
     return None
+
+
+def _silent(state: ClusterState, names: Iterable[str], now: float, policy: Policy) -> list[str]:
+    """Those of the nodes whose verdict is due; a node that is silent for longer, since its ranks step, is planned around."""
+    suspects = (state.nodes[name] for name in names if name in state.nodes and state.nodes[name].status is NodeStatus.SUSPECT)
+    return sorted(node.id for node in suspects if node.since <= now < node.since + policy.suspect_s)
 
 
 def _restart(
@@ -107,6 +116,7 @@ def _restart(
         attempt=_attempt(state, incidents),
         reason="; ".join(reasons),
         faulted=tuple(jobs),
+        rewinds=rewinds(state, incidents),
         supersedes=supersedes,
     )
 
@@ -124,6 +134,7 @@ def _reallocate(
         faulted=tuple(sorted(faulted)),
         quarantine={node: why for verdict in verdicts.values() for node, why in verdict.quarantine.items()},
         stop={job: why for verdict in verdicts.values() for job, why in verdict.stop.items()},
+        rewinds=rewinds(state, incidents),
         supersedes=supersedes,
     )
 

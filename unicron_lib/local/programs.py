@@ -1,5 +1,6 @@
 """The processes of a local cluster and how each is started."""
 
+from unicron_lib.agent.gpus import num_devices
 from unicron_lib.local.processes import Program
 from unicron_lib.local.site import Site
 
@@ -34,6 +35,7 @@ def agent_program(site: Site, node: str) -> Program:
         *("-m", "unicron_lib.agent", "--controller", f"ws://127.0.0.1:{site.controller_port}/v1/agents"),
         *("--token-file", str(site.token_file), "--node", node, "--address", site.address(node)),
         *("--num-gpus", str(site.gpus_per_node), "--run-dir", str(site.run_dir), "--interface", "lo"),
+        *(("--imagined-gpus",) if site.gpus_per_node > num_devices() else ()),  # every node counts the same few
         *("--kernel-log", "none"),  # what happens to this machine would happen to every node
     )
 

@@ -20,7 +20,7 @@ from unicron_lib.errors import InfeasibleError
 from unicron_lib.planning.allocation import Allocation, Request
 from unicron_lib.planning.plan_table import METHOD, Families, Key, key_of
 
-AT_ONCE = Policy(root_cause_grace_s=0.0, settle_s=0.0)
+AT_ONCE = Policy(root_cause_grace_s=0.0, settle_s=0.0, together_s=0.0)
 """What will be decided once there is nothing left to wait for."""
 
 Solve = Callable[[Request], Allocation]

@@ -123,11 +123,13 @@ def _reallocation(scene: Scene, fitted: Fitted, demands: tuple[Demand, ...]) -> 
         if slots and (name in scene.touched or slots != current[name])
     )
     emptied = {name for name, job in jobs.items() if not placed[name] and job.nodes}
-    ended = {name for name, job in scene.state.jobs.items() if name not in jobs and job.nodes}
+    kept = {name: len(current_slots(job)) for name, job in scene.kept.items()}
+    ended = {name for name, job in scene.state.jobs.items() if name not in jobs and name not in kept and job.nodes}
     freed = sorted(ended)
     again = sorted(a.job for a in assignments if a.num_gpus == len(current[a.job]))
     notes: tuple[str, ...] = (f"Starts again at the same size: {', '.join(again)}",) if again else ()
     notes += (f"GPUs are taken from jobs that have ended: {', '.join(freed)}",) if freed else ()
+    notes += (f"{', '.join(kept)} stays as it is, with a node that is silent",) if kept else ()
     plan = Plan(
         id="",
         kind=PlanKind.REALLOCATE,
@@ -135,11 +137,12 @@ def _reallocation(scene: Scene, fitted: Fitted, demands: tuple[Demand, ...]) -> 
         attempt=scene.respond.attempt,
         basis_seq=scene.state.seq,
         reason=scene.explain(fitted, demands, notes),
-        gpus=allocation.gpus,
+        gpus={**allocation.gpus, **kept},
         assignments=assignments,
         paused=tuple(sorted(emptied)),
         stopped=scene.respond.stop,
         quarantined=scene.respond.quarantine,
+        rewinds=scene.respond.rewinds,
         gain=allocation.gain,
         upper_bound=allocation.upper_bound,
         optimal=allocation.optimal,
@@ -176,6 +179,7 @@ def _in_place(state: ClusterState, respond: Respond) -> Plan | None:
         paused=paused,
         stopped=respond.stop,
         quarantined=respond.quarantine,
+        rewinds=respond.rewinds,
         method=IN_PLACE,
     )
     return _completed(state, plan, freed=sorted(stopped))

@@ -47,7 +47,30 @@ class Scene:
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
         """Those that can be used."""
+        return tuple(node for node in self._ready if not any(node.id in job.nodes for job in self.kept.values()))
+
+    @property
+    def _ready(self) -> tuple[Node, ...]:
         return tuple(node for node in self.state.healthy_nodes if node.id not in self.respond.quarantine)
+
+    @cached_property
+    def kept(self) -> dict[str, JobState]:
+        """Jobs that stay as they are with all their nodes, as one of those is silent and nothing is known against it.
+
+        Jobs that share a node with one of them stay, too, unless they have to move anyway.
+        """
+        silent = {node.id for node in self.state.nodes.values() if node.status is NodeStatus.SUSPECT}
+        silent -= set(self.respond.quarantine)
+        there = silent.union(node.id for node in self._ready)
+        still = {name: job for name, job in self._wanting.items() if self._is_still(job) and job.nodes <= there}
+        kept: dict[str, JobState] = {}
+        while more := {name: job for name, job in still.items() if name not in kept and job.nodes & silent}:
+            kept |= more
+            silent = silent.union(*(job.nodes for job in more.values()))
+        return kept
+
+    def _is_still(self, job: JobState) -> bool:
+        return bool(job.nodes) and not is_moving(job) and job.spec.job not in self.respond.faulted
 
     @cached_property
     def num_gpus(self) -> int:
@@ -73,7 +96,11 @@ class Scene:
 
     @cached_property
     def jobs(self) -> dict[str, JobState]:
-        """Those that want GPUs."""
+        """Those that want GPUs, and are not kept as they are."""
+        return {name: job for name, job in self._wanting.items() if name not in self.kept}
+
+    @property
+    def _wanting(self) -> dict[str, JobState]:
         stopped = self.respond.stop
         return {name: job for name, job in sorted(self.state.jobs.items()) if job.wants_gpus and name not in stopped}
 

@@ -98,10 +98,14 @@ class Transition:
         return StateSource.REPLICA if held_gpus >= 2 * job.min_gpus else StateSource.PEER_MEMORY
 
     def redo_s(self, job: SimJob, source: StateSource, at_s: float) -> float:
-        """Work that is done again: since the last save to the object store, else the iteration that was under way."""
+        """Work that is done again, in seconds.
+
+        From the object store all since the last save, and jobs save at multiples of `checkpoint_s`; from a peer's memory, which
+        has the state of each iteration, half an iteration on average; with a live replica, only what is not reused.
+        """
         if source is StateSource.STORE:
             return at_s % job.checkpoint_s
-        return 0.0 if self.reuse else job.iteration_s / 2
+        return 0.0 if self.reuse and source is StateSource.REPLICA else job.iteration_s / 2
 
     def phases(
         self, job: SimJob, *, at_s: float, held_gpus: int, gpus: int, faulted: bool, in_place: bool

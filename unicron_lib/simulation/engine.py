@@ -176,7 +176,6 @@ class _Engine:
 
     def _take(self, answer: Answer) -> None:
         """What is said of now holds at once, what is said of later replaces what was announced for then."""
-        renewed: set[str] = set()
         for said in answer:
             self.story.append((self.now_s, said))
             at_s = said.at_s if isinstance(said, Wake) else said.from_s
@@ -185,17 +184,15 @@ class _Engine:
             if isinstance(said, Wake):
                 self._push(at_s, Woken())
                 continue
-            self._announce(said, is_first=said.job not in renewed)
-            renewed.add(said.job)
+            self._announce(said)
         self._check()
 
-    def _announce(self, change: Change, *, is_first: bool) -> None:
+    def _announce(self, change: Change) -> None:
         if change.job not in self.by_name:
             self._broken(f"there is no job {change.job}, or it has ended")
         plans = self.announced.setdefault(change.job, {})
-        if is_first:
-            for number in [number for number, other in plans.items() if other.from_s >= change.from_s]:
-                del plans[number]
+        for later in [number for number, other in plans.items() if other.from_s >= change.from_s]:
+            del plans[later]
         number = self._number()
         if change.from_s <= self.now_s:
             self._apply(change, number)

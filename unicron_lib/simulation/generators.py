@@ -50,9 +50,9 @@ class Repair:
 STEPFUN_REPAIR = Repair(median_s=15.0 * HOUR_S, sigma=2.52, most_s=60 * DAY_S)
 """Fitted to StepFun's trace of 400 servers: mu 2.71 (hours), sigma 2.52; beyond 60 days we count a node as replaced."""
 
-DAYS = Repair(median_s=3 * DAY_S, sigma=0.5)
+DAYS = Repair(median_s=5 * DAY_S, sigma=0.3)
 A_DAY = Repair(median_s=1 * DAY_S, sigma=0.3)
-"""Of trace-a and trace-b. The paper does not tell them: they follow from its ratios, and are no evidence for these."""
+"""Of trace-a and trace-b. Fitted to the paper's ratios to Megatron, since it does not tell them: no evidence for these."""
 
 
 def trace_a(seed: int, *, num_nodes: int = 16, repair: Repair = DAYS) -> Trace:
@@ -80,7 +80,7 @@ def _counted(name: str, seed: int, duration_s: float, *, sev1: int, others: int,
         fault = _fault(random, at_s=at_s, kind=kind, node=random.choice(present or range(num_nodes)), repair=repair)
         back_s[fault.node] = at_s + fault.repair_s
         faults.append(fault)
-    source = f"generated, seed {seed}: counts and kinds of the Unicron paper; repair times are ours"
+    source = f"generated, seed {seed}: counts and kinds of the Unicron paper; repair times fitted"
     return Trace(name=name, source=source, duration_s=duration_s, faults=tuple(faults))
 
 

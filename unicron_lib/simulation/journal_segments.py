@@ -1,6 +1,6 @@
 """The segments of a production journal, so that the accounts of a real cluster are made as those of a simulated one."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -8,10 +8,11 @@ from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus, N
 from unicron_lib.domain.events import Event, StepCompleted
 from unicron_lib.domain.jobs import JobState
 from unicron_lib.domain.journal import fold
-from unicron_lib.domain.plans import StepKind
+from unicron_lib.domain.plans import Plan, PlanKind, StepKind
 from unicron_lib.planning import throughput
 from unicron_lib.planning.scene import current_slots
 from unicron_lib.simulation.accounting import Books, books
+from unicron_lib.simulation.charges import Charges
 from unicron_lib.simulation.ledger import Ledger, Segment
 from unicron_lib.simulation.policy import Change
 from unicron_lib.simulation.uses import Use
@@ -35,8 +36,7 @@ class _Reader:
     state: ClusterState = field(default_factory=ClusterState)
     ledger: Ledger = field(default_factory=Ledger)
     outages: dict[str, tuple[float, str, int]] = field(default_factory=dict)
-    normal: dict[str, int] = field(default_factory=dict)
-    charged: dict[str, str] = field(default_factory=dict)
+    charges: Charges = field(default_factory=Charges)
     capacity_gpu_s: float = 0.0
     counted_s: float | None = None
 
@@ -70,39 +70,41 @@ class _Reader:
         active = self.state.active_plan
         step = _next_step(active, name)
         if step and active:
-            cause = self._cause(active.plan.incidents)
-            self.charged[name] = cause or self.charged.get(name, "")
+            cause = self._cause(active.plan)
+            if cause in active.plan.incidents and active.plan.kind is PlanKind.REALLOCATE:
+                self.charges.resized(name, cause)
             return held(from_s=at_s, use=USES[step], cause=cause)
         if incident and incident.status is IncidentStatus.OPEN:
             return held(from_s=_began(incident), use=USES[StepKind.DRAIN], cause=incident.id)
-        if not job.wants_gpus or not slots:
-            return held(from_s=at_s, use=Use.OTHER)
+        if not slots:
+            cause = self.charges.due(name, 0, is_whole=False) if job.wants_gpus else ""
+            return held(from_s=at_s, use=USES[StepKind.DRAIN] if cause else Use.OTHER, cause=cause)
         resumed = event.result.get("first_iteration_at") if isinstance(event, StepCompleted) else None
         begins_s = min(at_s, float(resumed)) if resumed is not None else at_s
-        return Change(job=name, gpus=gpus, from_s=begins_s, flops=_flops(job, gpus), cause=self._charge(name, gpus))
-
-    def _charge(self, name: str, gpus: int) -> str:
-        """A job that has another size than in the best of health is charged to the incident that moved it."""
-        cause = self.charged.get(name, "")
-        if not cause and not self.outages:
-            self.normal[name] = gpus
-        if gpus == self.normal.get(name):
-            self.charged[name] = ""
-        return self.charged.get(name, "")
+        cause = self.charges.due(name, gpus, is_whole=not self.outages)
+        return Change(job=name, gpus=gpus, from_s=begins_s, flops=_flops(job, gpus), cause=cause)
 
     def _incident_of(self, job: str) -> Incident | None:
         open_ones = (i for i in self.state.open_incidents if i.is_failure and job in i.jobs)
         return next((i for i in open_ones if not i.is_only_symptoms), None)
 
-    def _cause(self, incidents: Sequence[str]) -> str:
-        return next((name for name in incidents if self.state.incidents[name].is_failure), "")
+    def _cause(self, plan: Plan) -> str:
+        """The failure that the plan answers, else the one after which a node is back."""
+        incidents = [self.state.incidents[name] for name in plan.incidents]
+        failures = [incident.id for incident in incidents if incident.is_failure]
+        returns = [self._failure_of(incident.node) for incident in incidents if incident.node]
+        return next((cause for cause in (*failures, *returns) if cause), "")
+
+    def _failure_of(self, node: str) -> str:
+        """The newest failure of a node."""
+        incidents = (incident for incident in self.state.incidents.values() if incident.node == node and incident.is_failure)
+        newest = max(incidents, key=lambda incident: incident.opened_at, default=None)
+        return newest.id if newest else ""
 
     def _watch(self, node: Node, at_s: float) -> None:
         known = self.outages.get(node.id)
         if node.status in OUT and known is None:
-            incidents = (i for i in self.state.incidents.values() if i.node == node.id and i.is_failure)
-            newest = max(incidents, key=lambda incident: incident.opened_at, default=None)
-            self.outages[node.id] = (at_s, newest.id if newest else "", node.num_gpus)
+            self.outages[node.id] = (at_s, self._failure_of(node.id), node.num_gpus)
         elif node.status not in OUT and known:
             since_s, cause, num_gpus = self.outages.pop(node.id)
             self.ledger.out_of_use(num_gpus, since_s, at_s, cause)

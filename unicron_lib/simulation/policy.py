@@ -59,8 +59,8 @@ Event = FaultStruck | NodeBack | JobArrived | JobDone | Woken
 class Change:
     """From `from_s` on (now or later) `job` holds `gpus` healthy GPUs and achieves `flops`, unweighted.
 
-    `use` is what the GPUs do meanwhile, `cause` which fault it is due to ("" if none). The first change of a job that
-    a policy names replaces whatever it had announced of that job for the same time or later.
+    `use` is what the GPUs do meanwhile, `cause` which fault it is due to ("" if none). It replaces whatever was
+    announced of that job for the same time or later: what follows each other is said in the order of time.
     """
 
     job: str

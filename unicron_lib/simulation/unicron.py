@@ -15,10 +15,12 @@ from unicron_lib.domain.events import (
     submitted,
 )
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
+from unicron_lib.domain.incidents import incident_id
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Assignment, Plan, PlanKind, Slot
 from unicron_lib.planning.ahead import AT_ONCE
 from unicron_lib.planning.scene import current_slots
+from unicron_lib.simulation.charges import Charges
 from unicron_lib.simulation.durations import PAPER, Detection, Transition, detection_s, method_of, told_as, undetected_s
 from unicron_lib.simulation.faults import Fault
 from unicron_lib.simulation.policy import (
@@ -43,6 +45,11 @@ ENDLESS = 10**9
 """Restarts that a job may have: no fault of a trace is its own."""
 
 
+def production_share(_: "UnicronRun") -> Share:
+    """The allocation as it is in production."""
+    return optimum()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unicron:
     """The policy. `detection` is None without in-band detection; without `knows_costs` the planner takes moves to be free.
@@ -55,7 +62,7 @@ class Unicron:
     detection: Detection | None = PAPER
     transition: Transition = field(default_factory=Transition)
     knows_costs: bool = True
-    share: "Callable[[UnicronRun], Share]" = field(default=lambda _: optimum())
+    share: "Callable[[UnicronRun], Share]" = production_share
     keeps_journal: bool = False
 
     def start(self, cluster: SimCluster, jobs: Sequence[SimJob]) -> "UnicronRun":
@@ -86,8 +93,9 @@ class UnicronRun:
         self._trains_from: dict[str, float] = {}
         self._reached: dict[str, int] = {}
         self.first_slots: dict[str, tuple[Slot, ...]] = {}
-        self._normal: dict[str, int] = {}
-        self._charged: dict[str, str] = {}
+        self._done: set[str] = set()
+        self._charges = Charges()
+        self._returns: dict[str, str] = {}
         self._agenda: list[tuple[float, int, Callable[[float], Iterator[Change | Wake]]]] = []
         self._counter = 0
 
@@ -102,7 +110,7 @@ class UnicronRun:
         if isinstance(plan, Plan):
             self.production.carried_out(plan, self.jobs, 0.0)
         self.first_slots = {name: self._slots(name) for name in self.jobs}
-        return [self._training(name, 0.0, "") for name, slots in self.first_slots.items() if slots]
+        return [self._training(name, 0.0) for name, slots in self.first_slots.items() if slots]
 
     def on(self, event: Event, now_s: float) -> Answer:
         """Tell production, let it decide until nothing is left to decide now."""
@@ -111,7 +119,7 @@ class UnicronRun:
                 yield from self._struck(event, now_s)
             case NodeBack(node=node):
                 cause = self.down.pop(node_name(node))
-                self._returned(node_name(node), now_s)
+                self._returned(node_name(node), cause, now_s)
                 self._came_to(node_name(node), cause, now_s)
             case JobArrived(job=job):
                 self._submit(self.jobs[job], now_s)
@@ -187,11 +195,13 @@ class UnicronRun:
         failure = Failure(seen_at=now_s, **found)  # type: ignore[arg-type]
         self.production.tell(FailureDetected(id=failure.id, at=now_s, failure=failure))
         if failure.job is None and failure.node and failure.node not in self.down:  # repaired before anybody knew
-            yield self._inspection(failure.node, now_s)
+            yield self._inspection(failure.node, failure.id, now_s)
 
-    def _join(self, node: str, now_s: float) -> None:
+    def _join(self, node: str, now_s: float) -> NodeJoined:
         name, gpus = f"{node}/{now_s:.6f}", self.cluster.gpus_per_node
-        self.production.tell(NodeJoined(id=f"joined/{name}", at=now_s, node=node, boot=name, address=node, num_gpus=gpus))
+        event = NodeJoined(id=f"joined/{name}", at=now_s, node=node, boot=name, address=node, num_gpus=gpus)
+        self.production.tell(event)
+        return event
 
     def _submit(self, job: SimJob, now_s: float) -> None:
         spec = JobSpec(
@@ -211,17 +221,20 @@ class UnicronRun:
         state = self.production.state.jobs[job]
         generation, told = state.generation, f"finished/{job}"
         self._trains_from.pop(job, None)
+        self._done.add(job)
         self.production.tell(JobFinished(id=told, at=now_s, job=job, generation=generation, iteration=state.iteration))
 
-    def _returned(self, node: str, now_s: float) -> None:
+    def _returned(self, node: str, cause: str, now_s: float) -> None:
         """Repaired, or found sound: a lost node joins with a new life, an isolated one is released."""
         status = self.production.state.nodes[node].status
         if node in self.down or status is NodeStatus.READY:
             return
         if status is NodeStatus.LOST:
-            self._join(node, now_s)
+            told: NodeJoined | NodeReleased = self._join(node, now_s)
         else:
-            self.production.tell(NodeReleased(id=f"released/{node}/{now_s:.6f}", at=now_s, node=node))
+            told = NodeReleased(id=f"released/{node}/{now_s:.6f}", at=now_s, node=node)
+            self.production.tell(told)
+        self._returns[incident_id(told.id)] = cause
 
     def _came_to(self, node: str, cause: str, now_s: float) -> None:
         """Where the breaker kept the node in use, its jobs have been standing there: now a restart helps them."""
@@ -242,9 +255,9 @@ class UnicronRun:
                 )
                 self.production.tell(FailureDetected(id=failure.id, at=now_s, failure=failure))
 
-    def _inspection(self, node: str, now_s: float) -> Wake:
+    def _inspection(self, node: str, cause: str, now_s: float) -> Wake:
         def sound(at_s: float) -> Iterator[Change | Wake]:
-            self._returned(node, at_s)
+            self._returned(node, cause, at_s)
             return iter(())
 
         return self._later(now_s + INSPECTION_S, sound)
@@ -261,7 +274,7 @@ class UnicronRun:
         for name in {step.job for step in plan.steps}.difference(a.job for a in plan.assignments):
             self.production.carried_out(plan, (name,), now_s)
             self._trains_from.pop(name, None)
-            if self.production.state.jobs[name].wants_gpus:
+            if name not in self._done:  # of those, the engine has taken the GPUs
                 yield self._waiting(name, now_s, cause)
         for assignment in plan.assignments:
             name = assignment.job
@@ -270,7 +283,7 @@ class UnicronRun:
         self.production.carried_out(plan, (), now_s)
         for node in plan.quarantined:
             if node not in self.down:
-                yield self._inspection(node, now_s)
+                yield self._inspection(node, cause, now_s)
 
     def _moved(
         self, plan: Plan, assignment: Assignment, held: int, *, faulted: bool, cause: str, now_s: float
@@ -289,8 +302,9 @@ class UnicronRun:
             if seconds > 0:
                 yield Change(job=name, gpus=gpus, from_s=at_s, flops=0.0, use=use, cause=cause)
             at_s += seconds
-        self._trains_from[name] = at_s
-        yield self._training(name, at_s, cause)
+        if assignment.num_gpus != held and cause in self._failures(plan):
+            self._charges.resized(name, cause)
+        yield self._training(name, at_s)
 
         def done(then_s: float) -> Iterator[Change | Wake]:
             self.production.carried_out(plan, (name,), then_s)
@@ -298,8 +312,8 @@ class UnicronRun:
 
         yield self._later(at_s, done)
 
-    def _training(self, name: str, at_s: float, cause: str) -> Change:
-        """It trains, unless a node of its is away and nobody knows; a job of another size than normal is charged to `cause`."""
+    def _training(self, name: str, at_s: float) -> Change:
+        """It trains, unless a node of its is away and nobody knows."""
         gpus = len(self._slots(name))
         self._trains_from[name] = at_s
         away = [self.down[slot.node] for slot in self._slots(name) if slot.node in self.down]
@@ -307,11 +321,8 @@ class UnicronRun:
             use = Use.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION
             self._broken[name] = away[0]
             return Change(job=name, gpus=self._healthy(name), from_s=at_s, flops=0.0, use=use, cause=away[0])
-        charged = cause or self._charged.get(name, "")
-        if not charged and not self.down:
-            self._normal[name] = gpus
-        self._charged[name] = charged if gpus != self._normal.get(name) else ""
-        return Change(job=name, gpus=gpus, from_s=at_s, flops=self.jobs[name].flops(gpus), cause=self._charged[name])
+        charged = self._charges.due(name, gpus, is_whole=not self.down)
+        return Change(job=name, gpus=gpus, from_s=at_s, flops=self.jobs[name].flops(gpus), cause=charged)
 
     def _waiting(self, name: str, at_s: float, cause: str) -> Change:
         use = Use.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION if cause else Use.OTHER
@@ -324,8 +335,11 @@ class UnicronRun:
     def _healthy(self, name: str) -> int:
         return sum(slot.node not in self.down for slot in self._slots(name))
 
+    def _failures(self, plan: Plan) -> list[str]:
+        incidents = (self.production.state.incidents[name] for name in plan.incidents)
+        return [incident.root.id for incident in incidents if incident.root]
+
     def _cause(self, plan: Plan) -> str:
-        """The fault that the plan answers; for the way back of a node, and other planned changes, none."""
-        incidents = [self.production.state.incidents[name] for name in plan.incidents]
-        roots = [incident.root.id for incident in incidents if incident.root]
-        return roots[0] if roots else ""
+        """The fault that the plan answers, or whose node is back; none for what jobs do."""
+        returns = (self._returns[name] for name in plan.incidents if name in self._returns)
+        return next(iter((*self._failures(plan), *returns)), "")

@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.domain.skipping import Ranges, batch_of
 from unicron_lib.errors import UserError
 
 BUILTIN = "builtin:"
@@ -36,17 +37,19 @@ class Corpus:
 class SampleOrder:
     """The canonical order: position -> sample, endless, each epoch in an order of its own.
 
-    Iteration i consumes the positions [i * global_batch_size, (i + 1) * global_batch_size).
+    Batch b is at the positions [b * global_batch_size, (b + 1) * global_batch_size). Iteration i consumes batch i, or a later
+    one if `skipped` batches are left out before it.
     """
 
-    def __init__(self, *, num_samples: int, seed: int, global_batch_size: int) -> None:
+    def __init__(self, *, num_samples: int, seed: int, global_batch_size: int, skipped: Ranges = ()) -> None:
         self._num_samples = num_samples
         self._seed = seed
         self._global_batch_size = global_batch_size
+        self._skipped = skipped
 
     def samples(self, iteration: int) -> list[int]:
         """The samples of an iteration, in order."""
-        first = iteration * self._global_batch_size
+        first = batch_of(iteration, self._skipped) * self._global_batch_size
         return [self._at(position) for position in range(first, first + self._global_batch_size)]
 
     def _at(self, position: int) -> int:
@@ -82,9 +85,10 @@ def open_corpus(spec: JobSpec) -> Corpus:
     return Corpus(data, seq_length=spec.seq_length)
 
 
-def sample_order(spec: JobSpec, corpus: Corpus) -> SampleOrder:
-    """The order in which the job consumes its corpus."""
-    return SampleOrder(num_samples=corpus.num_samples, seed=spec.seed, global_batch_size=spec.global_batch_size)
+def sample_order(spec: JobSpec, corpus: Corpus, skipped: Ranges = ()) -> SampleOrder:
+    """The order in which the job consumes its corpus, without the `skipped` batches."""
+    size = spec.global_batch_size
+    return SampleOrder(num_samples=corpus.num_samples, seed=spec.seed, global_batch_size=size, skipped=skipped)
 
 
 def _read(spec: JobSpec) -> bytes:

@@ -8,14 +8,19 @@ from pydantic import TypeAdapter, ValidationError
 
 from unicron_lib.agent.beats import BEAT_FILE
 from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.domain.skipping import Ranges
 from unicron_lib.errors import UserError
 
 _spec: TypeAdapter[JobSpec] = TypeAdapter(JobSpec)
+_ranges: TypeAdapter[Ranges] = TypeAdapter(Ranges)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnvironment:
-    """One rank's place in one generation of a job. `restore_from` is a manifest's key, None for a fresh start."""
+    """One rank's place in one generation of a job. `restore_from` is a manifest's key, None for a fresh start.
+
+    `skipped` are the batches that are left out.
+    """
 
     spec: JobSpec
     generation: int
@@ -29,6 +34,7 @@ class RankEnvironment:
     agent_socket: str
     store_url: str
     restore_from: str | None = None
+    skipped: Ranges = ()
     beat_file: Path | None = None
 
     @property
@@ -53,11 +59,12 @@ def read_environment(variables: Mapping[str, str]) -> RankEnvironment:
             agent_socket=variables["UNICRON_AGENT_SOCKET"],
             store_url=variables["UNICRON_STORE_URL"],
             restore_from=variables.get("UNICRON_RESTORE_FROM") or None,
+            skipped=_ranges.validate_json(variables.get("UNICRON_SKIPPED_BATCHES", "[]")),
             beat_file=Path(variables[BEAT_FILE]) if variables.get(BEAT_FILE) else None,
         )
     except KeyError as error:
         raise UserError(f"the variable {error.args[0]} is not set: ranks are started by an agent") from error
     except ValidationError as error:
-        raise UserError(f"UNICRON_JOB_SPEC is wrong: {error.errors()[0]['msg']}") from error
+        raise UserError(f"UNICRON_JOB_SPEC or UNICRON_SKIPPED_BATCHES is wrong: {error.errors()[0]['msg']}") from error
     except ValueError as error:
         raise UserError(f"a rank's environment is wrong: {error}") from error

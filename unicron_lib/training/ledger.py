@@ -5,12 +5,13 @@ all-reduced buffer, so that the list is what really went into the step, and one 
 written when the optimizer step is done.
 
 Lineage: an iteration may be done several times, by the generation that was interrupted and by the one that went back to a
-checkpoint. All of them start from equal parameters, so the highest generation that has done an iteration counts.
+checkpoint. All of them start from equal parameters, so the highest generation that has done an iteration counts. The file of
+a generation that leaves batches out begins with a line that says which.
 """
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,7 @@ from typing import Self
 from pydantic import TypeAdapter, ValidationError
 
 from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.domain.skipping import Ranges, told
 from unicron_lib.training.data import open_corpus, sample_order
 
 
@@ -31,16 +33,25 @@ class Entry:
     loss: float
 
 
-_entry: TypeAdapter[Entry] = TypeAdapter(Entry)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """The batches that a generation leaves out."""
+
+    skipped: Ranges
+
+
+_line: TypeAdapter[Entry | LeftOut] = TypeAdapter(Entry | LeftOut)
 
 
 class Ledger:
     """The file of one rank of one generation; each line is one write, so that a kill leaves at most a partial last line."""
 
-    def __init__(self, directory: Path, *, generation: int, rank: int) -> None:
+    def __init__(self, directory: Path, *, generation: int, rank: int, skipped: Ranges = ()) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"g{generation}-r{rank}.jsonl"
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        if skipped:
+            self._append({"skipped": skipped})
 
     def __enter__(self) -> Self:
         return self
@@ -50,7 +61,9 @@ class Ledger:
 
     def write(self, entry: Entry) -> None:
         """Append an iteration."""
-        line = {"iteration": entry.iteration, "samples": entry.samples, "loss": entry.loss}
+        self._append({"iteration": entry.iteration, "samples": entry.samples, "loss": entry.loss})
+
+    def _append(self, line: Mapping[str, object]) -> None:
         os.write(self._descriptor, json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
 
@@ -63,9 +76,11 @@ def read_lineage(*directories: Path) -> tuple[dict[int, Entry], list[str]]:
     """For each iteration the entry of the highest generation that has done it, and the contradictions found."""
     newest: dict[int, tuple[int, Entry]] = {}
     problems: list[str] = []
-    for path in sorted(path for directory in directories for path in directory.glob("g*-r*.jsonl")):
-        generation = int(path.name[1:].partition("-")[0])
+    for path in _files(*directories):
+        generation = _generation_of(path)
         for entry in _read(path, problems):
+            if isinstance(entry, LeftOut):
+                continue
             known = newest.get(entry.iteration)
             if known is None or known[0] < generation:
                 newest[entry.iteration] = (generation, entry)
@@ -76,13 +91,25 @@ def read_lineage(*directories: Path) -> tuple[dict[int, Entry], list[str]]:
     return {iteration: entry for iteration, (_, entry) in sorted(newest.items())}, problems
 
 
-def check_ledger(directory: Path | Sequence[Path], spec: JobSpec) -> list[str]:
+def read_left_out(*directories: Path) -> Ranges:
+    """The batches that the newest generation left out."""
+    files = _files(*directories)
+    newest = [path for path in files if _generation_of(path) == max(map(_generation_of, files))]
+    lines = (line for path in newest for line in _read(path, []))
+    return next((line.skipped for line in lines if isinstance(line, LeftOut)), ())
+
+
+def check_ledger(directory: Path | Sequence[Path], spec: JobSpec, skipped: Ranges = ()) -> list[str]:
     """Problems found; empty if every sample of all `train_iters` iterations was consumed once, in canonical order.
 
-    Give the directories of all nodes on which the job ran.
+    Give the directories of all nodes on which the job ran, and the batches that were to be `skipped`: those and no others.
     """
-    lineage, problems = read_lineage(*([directory] if isinstance(directory, Path) else directory))
-    order = sample_order(spec, open_corpus(spec))
+    directories = [directory] if isinstance(directory, Path) else directory
+    lineage, problems = read_lineage(*directories)
+    left_out = read_left_out(*directories)
+    if left_out != skipped:
+        problems.append(f"the batches {told(left_out) or 'none'} were left out, to be left out were {told(skipped) or 'none'}")
+    order = sample_order(spec, open_corpus(spec), skipped)
     for iteration in range(spec.train_iters):
         wanted = order.samples(iteration)
         entry = lineage.get(iteration)
@@ -94,9 +121,17 @@ def check_ledger(directory: Path | Sequence[Path], spec: JobSpec) -> list[str]:
     return problems
 
 
-def _read(path: Path, problems: list[str]) -> Iterator[Entry]:
+def _files(*directories: Path) -> list[Path]:
+    return sorted(path for directory in directories for path in directory.glob("g*-r*.jsonl"))
+
+
+def _generation_of(path: Path) -> int:
+    return int(path.name[1:].partition("-")[0])
+
+
+def _read(path: Path, problems: list[str]) -> Iterator[Entry | LeftOut]:
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
-            yield _entry.validate_json(line)
+            yield _line.validate_json(line)
         except ValidationError:
             problems.append(f"{path.name} line {number} is damaged")

@@ -35,7 +35,7 @@ class AgentLink:
             os._exit(1)
 
     def take_fault(self) -> Literal["raise", "nan"] | None:
-        """An injected fault that has been ordered since the last call."""
+        """An injected fault that has been ordered since the last call; ends the process if that was the fault."""
         fault: Literal["raise", "nan"] | None = None
         while True:
             try:
@@ -47,6 +47,8 @@ class AgentLink:
                     pass
                 case "slow":
                     self._slowness = max(1.0, order.amount)
+                case "exit":
+                    os._exit(int(order.amount))
                 case _:
                     log.info("training: %s is ignored", order.order)
 

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -10,6 +11,7 @@ from unicron_lib.agent.beats import BeatWriter
 from unicron_lib.agent.rank_messages import Progress
 from unicron_lib.detection.sections import Section
 from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.domain.skipping import Ranges
 from unicron_lib.errors import StaleGeneration
 from unicron_lib.training.data import open_corpus, sample_order, share
 from unicron_lib.training.environment import RankEnvironment
@@ -32,11 +34,11 @@ class InjectedError(Exception):
 class Work:
     """One rank's part of every iteration: its micro-batches, in the canonical order."""
 
-    def __init__(self, spec: JobSpec, *, rank: int, world_size: int) -> None:
+    def __init__(self, spec: JobSpec, *, rank: int, world_size: int, skipped: Ranges = ()) -> None:
         self._spec = spec
         self._world_size = world_size
         self._corpus = open_corpus(spec)
-        self._order = sample_order(spec, self._corpus)
+        self._order = sample_order(spec, self._corpus, skipped)
         self._micro_batches = share(spec.num_micro_batches, rank=rank, world_size=world_size)
 
     @property
@@ -92,7 +94,7 @@ class Loop:
             ledger.write(Entry(iteration=iteration, samples=reduced.samples, loss=reduced.loss))
             ended = time.monotonic()
             self._beats.complete(iteration, ended - started)
-            self._report(reduced.loss, ended - started, compute_s)
+            self._report(reduced, ended - started, compute_s)
             is_last = iteration + 1 == self._spec.train_iters
             if reduced.stop and not is_last:
                 return False
@@ -116,9 +118,9 @@ class Loop:
         sum_over_ranks(self._replica.buffer)
         reduced = self._replica.reduced()
         self._mark(Section.STEP)
-        self._replica.step(iteration)
+        norm = self._replica.step(iteration)
         self._position.iteration, self._position.loss = iteration, reduced.loss
-        return reduced, compute_s
+        return replace(reduced, grad_norm=norm), compute_s
 
     def _compute(self, iteration: int, started: float) -> float:
         """The rank's own part of an iteration; seconds that it would take if all ranks had equally many micro-batches."""
@@ -142,26 +144,27 @@ class Loop:
         is_due = (iteration + 1) // interval > (self._last_save + 1) // interval
         return self._env.rank == 0 and is_due and not self._saver.is_busy
 
-    def _report(self, loss: float, iteration_s: float, compute_s: float) -> None:
+    def _report(self, reduced: Reduced, iteration_s: float, compute_s: float) -> None:
         iteration = self._position.iteration
         progress = Progress(
             job=self._env.job,
             generation=self._env.generation,
             rank=self._env.rank,
             iteration=iteration,
-            loss=loss,
+            loss=reduced.loss,
             iteration_s=iteration_s,
             flops=self._flops / iteration_s,
             world_size=self._env.world_size,
             at=time.time(),
             compute_s=compute_s,
+            grad_norm=reduced.grad_norm,
         )
         self._link.send(progress)
         if (iteration + 1) % self._spec.log_interval == 0:
             done, samples = iteration + 1, (iteration + 1) * self._spec.global_batch_size
             log.info(
                 "iteration %8d/%8d | consumed samples: %12d | elapsed time per iteration (ms): %.1f | learning rate: %.6E | "
-                "global batch size: %5d | lm loss: %.6E |",
+                "global batch size: %5d | lm loss: %.6E | grad norm: %.3f |",
                 *(done, self._spec.train_iters, samples, 1000 * iteration_s, learning_rate(self._spec, iteration)),
-                *(self._spec.global_batch_size, loss),
+                *(self._spec.global_batch_size, reduced.loss, reduced.grad_norm),
             )

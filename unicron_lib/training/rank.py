@@ -101,7 +101,7 @@ class Rank:
         self._repository = CheckpointRepository(open_store(env.store_url), env.job)
         self._saver = Saver(self._repository, env)
         device = groups.choose_device(env.local_rank)
-        work = Work(env.spec, rank=env.rank, world_size=env.world_size)
+        work = Work(env.spec, rank=env.rank, world_size=env.world_size, skipped=env.skipped)
         state = self._fetch_state()
         with self._link.drains_answered_with(self._drained(env.restore_from)):
             bulletin = groups.join(env, device)
@@ -119,7 +119,8 @@ class Rank:
             beats=self._beats,
             position=self._position,
         )
-        with Ledger(ledger_directory(env.run_dir, env.job), generation=env.generation, rank=env.rank) as ledger:
+        directory = ledger_directory(env.run_dir, env.job)
+        with Ledger(directory, generation=env.generation, rank=env.rank, skipped=env.skipped) as ledger:
             is_finished = loop.run(ledger)
         self._end(replica, bulletin, is_finished=is_finished)
         groups.leave()
@@ -200,7 +201,7 @@ class Rank:
                     return 0
                 case "save_replica":
                     self._link.send(self._replica_saved())
-                case "drain" | "raise" | "nan" | "slow":
+                case "drain" | "raise" | "nan" | "slow" | "exit":
                     log.info("parked: %s is ignored", order)
                 case _:
                     assert_never(order)

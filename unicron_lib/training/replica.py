@@ -16,12 +16,16 @@ ID_BASE = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduced:
-    """What the ranks of an iteration told each other along with the gradient; `loss` is the mean over the global batch."""
+    """What the ranks of an iteration told each other along with the gradient; `loss` is the mean over the global batch.
+
+    `grad_norm` is the L2 norm of the whole gradient before clipping, known after the step.
+    """
 
     loss: float
     stop: bool
     save: bool
     samples: list[int]
+    grad_norm: float = 0.0
 
 
 class Replica:

@@ -19,6 +19,8 @@ from unicron_lib.training.shards import own_share, snapshot, to_bytes
 log = logging.getLogger(__name__)
 SHARDS_DEADLINE_S = 60.0
 """How long rank 0 waits for the other ranks' shards before it gives the save up."""
+REACH = 2
+"""Checkpoints are kept so many times the patience with a spike back: it takes a while until the ranks are told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,10 @@ class Saver:
     def _commit(self, copy: Copy) -> None:
         self.committed = self._repository.commit(self._manifest(copy, self._gather(copy.iteration)))
         self._committed_at = time.monotonic()
-        self._repository.collect(retain=self._env.spec.save_retain, generation=self._env.generation)
+        spec = self._env.spec
+        # a spike of the loss is found out when checkpoints of it exist already: one from before it must be left
+        reach = copy.iteration - REACH * spec.loss_spike_patience_iters if spec.loss_guard else None
+        self._repository.collect(retain=spec.save_retain, generation=self._env.generation, reach=reach)
 
     def _gather(self, iteration: int) -> tuple[Shard, ...]:
         """Wait until all ranks' shards are there."""

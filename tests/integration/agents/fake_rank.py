@@ -138,21 +138,10 @@ def flood(wire: Wire) -> int:
     for line in (b"{}", b"no JSON", b"\xff\x00\xfe", b"[" * 10_000, b'{"type": "rank_finished", "job": "of others"}', b""):
         wire.socket.sendall(line + b"\n")
     for message in ("huge", "huge too"):
-        wire.failed(0, parked=False, message=message + "x" * 50_000_000)
+        text = message + "x" * 50_000_000
+        wire.say("rank_failed", iteration=0, error_type=message, message=text, traceback="t", parked=False)
     wire.say("rank_failed", iteration=0, error_type="Last", message="m", traceback="t" * 900_000, parked=True)
     wire.say("rank_drained", iteration=7, manifest=None)
-    signal.pause()
-    return 0
-
-
-def flood_on_sign(wire: Wire) -> int:
-    """Tells 3,000 different failures as soon as there is the file `flood`."""
-    wire.progress(0)
-    while not Path(os.environ["UNICRON_RUN_DIR"], "flood").exists():
-        time.sleep(STEP_S)
-    for number in range(3000):
-        wire.failed(0, parked=True, message=f"distinct {number}")
-    wire.say("rank_failed", iteration=0, error_type="Last", message="m", traceback="t", parked=True)
     signal.pause()
     return 0
 
@@ -189,7 +178,6 @@ BEHAVIOURS = {
     "obstinate": obstinate,
     "parent": parent,
     "flood": flood,
-    "flood_on_sign": flood_on_sign,
     "raise": raise_without_words,
     "segfault": segfault,
 }

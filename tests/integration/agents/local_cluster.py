@@ -79,7 +79,7 @@ class LocalCluster:
             *("--controller", self.agents_url, "--token-file", str(token_file or self.token_file)),
             *("--node", node, "--address", "127.0.0.1", "--num-gpus", "2", "--run-dir", str(self.directory / "run")),
             *("--interface", "lo", "--rank-target", "fake_rank:main", "--rendezvous-target", "fake_rank:rendezvous"),
-            *("--kernel-log", "none", *more),
+            *("--imagined-gpus", "--kernel-log", "none", *more),
         )
 
     async def node(self, name: str = "n0", **wanted: object) -> NodeView:

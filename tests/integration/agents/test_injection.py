@@ -33,7 +33,8 @@ async def ready(cluster: LocalCluster, node: str, job: str) -> LocalCluster:
 
 
 async def inject(cluster: LocalCluster, node: str, fault: str, **more: object) -> None:
-    reply = await cluster.client.command(node, InjectFault(step=f"inject-{node}-{fault}", fault=fault, **more))
+    command = InjectFault(**{"step": f"inject-{node}-{fault}", "fault": fault, **more})
+    reply = await cluster.client.command(node, command)
     assert reply.ok, reply.error
 
 
@@ -49,6 +50,7 @@ async def observed(cluster: LocalCluster, node: str, body: type) -> Observation:
     ("fault", "body", "kinds"),
     [
         ("crash", RankExited, {ErrorKind.PROCESS_EXIT}),
+        ("oom", RankExited, {ErrorKind.OUT_OF_MEMORY}),
         # stopped while it waits for others, which these ranks do half of the time, it looks like those that wait for it
         ("hang", RankStalled, {ErrorKind.TASK_HANG, ErrorKind.NCCL_TIMEOUT}),
         ("exception", RankFailed, {ErrorKind.OTHER}),
@@ -63,6 +65,27 @@ async def test_a_fault_of_a_rank(shared_cluster: LocalCluster, fault: str, body:
     assert failure is not None
     assert (failure.job, failure.rank, failure.generation) == (job, 1, 1)
     assert failure.kind in kinds
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "verdict"),
+    [
+        (16, ErrorKind.CUDA_ERROR, "exclude"),
+        (17, ErrorKind.CUDA_ERROR, "exclude_and_stop"),
+        (93, ErrorKind.USER_ERROR, "stop"),
+        (1, ErrorKind.PROCESS_EXIT, ""),
+    ],
+)
+async def test_a_rank_that_ends_with_a_code(shared_cluster: LocalCluster, code: int, kind: ErrorKind, verdict: str) -> None:
+    node, job = f"node-exit-{code}", f"job-exit-{code}"
+    cluster = await ready(shared_cluster, node, job)
+    await inject(cluster, node, "exit", job=job, rank=1, amount=float(code))
+    seen = await observed(cluster, node, RankExited)
+    assert isinstance(seen.body, RankExited)
+    assert (seen.body.rank, seen.body.exit_code) == (1, code)
+    failure = classify(seen)
+    assert failure is not None
+    assert (failure.kind, failure.verdict) == (kind, verdict)
 
 
 async def test_a_slow_rank(shared_cluster: LocalCluster) -> None:
@@ -83,6 +106,7 @@ async def test_a_slow_rank(shared_cluster: LocalCluster) -> None:
         ("ecc", ErrorKind.ECC_ERROR, None),
         ("xid", ErrorKind.GPU_LOST, 79),
         ("nvlink", ErrorKind.NVLINK_ERROR, None),
+        ("row-remap", ErrorKind.ECC_ERROR, None),
         ("gpu-lost", ErrorKind.GPU_LOST, None),
     ],
 )
@@ -97,6 +121,21 @@ async def test_a_fault_of_a_gpu(shared_cluster: LocalCluster, fault: str, kind: 
     failure = classify(seen)
     assert failure is not None
     assert (failure.kind, failure.node) == (kind, node)
+
+
+async def test_a_link_that_flaps(shared_cluster: LocalCluster) -> None:
+    """Each time, as it is another port's."""
+    node = "node-link-flap"
+    shared_cluster.start_agent(node, *RANKS)
+    await shared_cluster.node(node)
+    for port in ("injected1", "injected2"):
+        await inject(shared_cluster, node, "link-flap", step=port)
+        seen = await observed(shared_cluster, node, GpuFault)
+        failure = classify(seen)
+        assert failure is not None
+        assert (failure.kind, failure.node) == (ErrorKind.LINK_FLAPPING, node)
+        assert port in failure.evidence
+        await shared_cluster.client.acknowledge([seen.id])
 
 
 @pytest.mark.parametrize("fault", ["node-loss", "partition"])

@@ -62,11 +62,16 @@ async def node(shared_cluster: LocalCluster, request: pytest.FixtureRequest) -> 
     job = f"job-{name}"
     await shared_cluster.launch(node=name, ranks=1, job=job, step=f"launch-{name}")
     assert await shared_cluster.client.job_progress(job, generation=1, world_size=1, wait_s=10)
+    await eventually(lambda: nobody_is_judged(shared_cluster), "only this node is going to fall silent")
     yield Node(name=name, cluster=shared_cluster, proxy=proxy, agent=agent)
     agent.send_signal(signal.SIGCONT)
     agent.kill()
     agent.wait()
     await proxy.close()
+
+
+async def nobody_is_judged(cluster: LocalCluster) -> bool:
+    return not any(seen.verdict == "suspect" for seen in await cluster.client.nodes())
 
 
 @pytest.mark.parametrize("way", WAYS)

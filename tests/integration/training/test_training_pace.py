@@ -37,7 +37,7 @@ class Watcher:
 
     def _look(self):
         while not self._stopping.wait(LOOK_S):
-            self._watch.look(now=time.monotonic(), wall=time.time())
+            self._watch.look(now=time.monotonic())
 
     def until(self, done: Callable[[], object], what: str):
         deadline = time.monotonic() + DEADLINE_S
@@ -126,6 +126,25 @@ def test_a_checkpoint_that_takes_its_time_is_no_hang(ranks, watch):
     blocked.mkdir()
     ranks.agent.wait(RankFinished, generation=1, rank=0)
     assert "checkpoint" not in {body.section for body in watcher.told if isinstance(body, RankStalled)}
+
+
+def test_after_a_save_all_ranks_tell_that_others_may_still_be_in_it(ranks, watch):
+    """Until the next iteration is complete: then none of them can be."""
+    watcher = watch(tiny(job="pausing", train_iters=1000, pace_s=PACE_S, save_interval=4), 2)
+    reached(ranks, 0)
+    for rank in range(2):
+        for pause in (None, Section.CHECKPOINT, None):
+            watcher.until(
+                lambda rank=rank, pause=pause: (beat := watcher.beat(rank)) and beat.iteration >= 0 and beat.pause is pause,
+                f"pause {pause} of rank {rank}",
+            )
+
+
+def test_a_rank_ends_with_the_code_that_it_is_ordered_to_end_with(ranks, watch):
+    watch(tiny(job="ending", train_iters=1000, pace_s=0.05, save_interval=1000), 2)
+    reached(ranks, 2)
+    ranks.agent.order(1, 1, "exit", 17.0)
+    assert ranks.exit_code("ending", 1, 1) == 17
 
 
 def test_a_slow_rank_takes_longer_for_its_own_part_until_it_is_told_otherwise(ranks, watch):

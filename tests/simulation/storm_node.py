@@ -1,0 +1,193 @@
+"""A node of a storm: an agent with the production outbox, window, fence and memo, and ranks that only count iterations."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from storm_kernel import HostClock, Kernel, Network, Work
+from storm_store import Broken, Store, Witness
+from unicron_lib.agent.fencing import Fence
+from unicron_lib.agent.memo import StepMemo
+from unicron_lib.agent.messages import (
+    AgentHello,
+    DrainRanks,
+    Heartbeat,
+    LaunchRanks,
+    RankExited,
+    RankInfo,
+    Reply,
+    StopRanks,
+)
+from unicron_lib.agent.outbox import Outbox
+from unicron_lib.agent.rank_messages import RankFailed
+from unicron_lib.agent.window import Window
+
+ECHO = ("DistBackendError", "NCCL error: remote process exited or there was a network error")
+
+
+@dataclass(eq=False)
+class Rank:
+    """`phase` is running, stalled, parked, or dead."""
+
+    job: str
+    generation: int
+    rank: int
+    world_size: int
+    iteration: int
+    phase: str = "running"
+    told: bool = False
+
+
+@dataclass(eq=False)
+class Node:
+    """A machine with its agent; `gpus` holds what runs on each. A rank on a GPU that is `broken` dies at once."""
+
+    name: str
+    num_gpus: int
+    kernel: Kernel
+    network: Network
+    store: Store
+    witness: Witness
+    is_up: bool = True
+    is_cut_off: bool = False
+    life: int = 0
+    gpus: dict[int, Rank] = field(default_factory=dict)
+    broken: set[int] = field(default_factory=set)
+    link: int = 0
+    heard_s: float = 0.0
+    effects: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.clock = HostClock(self.kernel)
+        self.begin_life()
+
+    def begin_life(self) -> None:
+        """Nothing of the life before is left but its number."""
+        self.life += 1
+        boot = f"{self.name}-{self.life}"
+        self.outbox, self.fence, self.memo, self.link = Outbox(node=self.name, boot=boot), Fence(), StepMemo(), 0
+        self.effects = {}
+        self.gpus.clear()
+
+    @property
+    def hello(self) -> AgentHello:
+        boot = self.outbox.boot
+        return AgentHello(node=self.name, boot=boot, address=self.name, num_gpus=self.num_gpus, ranks=self.ranks)
+
+    @property
+    def ranks(self) -> tuple[RankInfo, ...]:
+        live = [(gpu, rank) for gpu, rank in sorted(self.gpus.items()) if rank.phase != "dead"]
+        return tuple(RankInfo(job=r.job, generation=r.generation, rank=r.rank, pid=1, gpu=gpu) for gpu, r in live)
+
+    def observe(self, body: object) -> None:
+        if self.is_up:
+            self.outbox.add(body, at=self.clock())
+
+    # --- the connection
+
+    def work(self, controller: "object") -> Work:
+        """Dial, tell, and beat; a connection that has lost something is given up."""
+        beat_s = 0.0
+        while True:
+            yield 0.2
+            if not self.is_up:
+                continue
+            if not self.link:
+                self._dial(controller)
+            elif self.kernel.now >= beat_s:
+                beat_s = self.kernel.now + 1.0
+                self._send(controller, Heartbeat(at=self.clock(), ranks=self.ranks))
+            if self.link:
+                for observation in self.window.take():
+                    self._send(controller, observation)
+
+    def _dial(self, controller: "object") -> None:
+        if self.is_cut_off or not controller.is_up:
+            return
+        self.link = controller.accept(self)
+        self.window = Window(self.outbox)
+
+    def _send(self, controller: "object", message: object) -> None:
+        link, boot = self.link, self.outbox.boot
+        self.network.carry(lambda: self.is_cut_off or controller.hear(self, link, boot, message), lambda: self.hang_up(link))
+
+    def hang_up(self, link: int) -> None:
+        """The connection is broken; the next one tells all again that was not acknowledged."""
+        if self.link == link:
+            self.link = 0
+
+    def acknowledged(self, link: int, seqs: tuple[int, ...]) -> None:
+        if self.link == link:
+            self.window.acknowledge(seqs)
+
+    # --- commands
+
+    def answer(self, command: object) -> Reply:
+        """As `agent.commands` does it: admit, recall or do, keep."""
+        generation = command.generation if isinstance(command, LaunchRanks) else command.below_generation
+        if not self.fence.admits(command.job, generation):
+            return Reply(step=command.step, ok=False, error=self.fence.refusal(command.job, generation), stale=True)
+        if not isinstance(command, DrainRanks):
+            self.fence.raise_to(command.job, generation)
+        reply = self.memo.recall(command.step)
+        if reply is None:
+            reply = Reply(step=command.step, ok=True, result=self._do(command))
+            self.memo.keep(reply)
+        return reply
+
+    def _do(self, command: object) -> dict[str, object]:
+        known = self.witness.state.jobs[command.job].generation
+        generation = command.generation if isinstance(command, LaunchRanks) else command.below_generation
+        if generation > known:
+            raise Broken(f"{self.name} carries out {command.step} for generation {generation}, the journal has {known}")
+        self.effects[command.step] = self.effects.get(command.step, 0) + 1
+        if self.effects[command.step] > 1:
+            raise Broken(f"{command.step} has its effect a second time on {self.name}")
+        match command:
+            case LaunchRanks():
+                return {"pids": [{"rank": rank} for rank in self._launch(command)]}
+            case StopRanks():
+                return {"stopped": len(self._stop(command))}
+            case DrainRanks():
+                return {"ranks": len(self._below(command))}
+
+    def _launch(self, command: LaunchRanks) -> Iterator[int]:
+        self.kernel.tell(f"{self.name} launches {command.job} generation {command.generation}, ranks {command.ranks}")
+        for rank, gpu in command.ranks:
+            held = self.gpus.get(gpu)
+            if held and held.phase != "dead":
+                raise Broken(f"{self.name} launches {command.job} generation {command.generation} where {held} lives")
+            iteration = int(command.restore_from or -1)
+            self.gpus[gpu] = Rank(command.job, command.generation, rank, command.world_size, iteration)
+            yield rank
+
+    def _below(self, command: StopRanks | DrainRanks) -> list[int]:
+        floor = command.below_generation
+        return [gpu for gpu, rank in self.gpus.items() if rank.job == command.job and rank.generation < floor]
+
+    def _stop(self, command: StopRanks) -> list[int]:
+        gone = self._below(command)
+        self.kernel.tell(f"{self.name} stops {command.job} below generation {command.below_generation}: GPUs {gone}")
+        for gpu in gone:
+            del self.gpus[gpu]
+        return gone
+
+    # --- ranks
+
+    def die(self, gpu: int, exit_code: int = -9) -> None:
+        rank = self.gpus.get(gpu)
+        if rank is None or rank.phase == "dead":
+            return
+        rank.phase = "dead"
+        self.kernel.tell(f"{self.name}: rank {rank.rank} of {rank.job} generation {rank.generation} dies ({exit_code})")
+        it = {"job": rank.job, "generation": rank.generation, "rank": rank.rank, "iteration": rank.iteration}
+        self.observe(RankExited(**it, pid=1, exit_code=exit_code))
+
+    def fail(self, gpu: int, error_type: str, message: str) -> None:
+        """An exception in a rank, which parks."""
+        rank = self.gpus.get(gpu)
+        if rank is None or rank.phase == "dead" or rank.told:
+            return
+        rank.phase, rank.told = "parked", True
+        self.kernel.tell(f"{self.name}: rank {rank.rank} of {rank.job} generation {rank.generation}: {error_type}: {message}")
+        it = {"job": rank.job, "generation": rank.generation, "rank": rank.rank, "iteration": rank.iteration}
+        self.observe(RankFailed(**it, error_type=error_type, message=message, traceback="", parked=True))

@@ -1,0 +1,162 @@
+"""An anomaly of the loss makes its job go back and leave batches out, once; the second time at the same place ends it."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scenes import running_pair
+
+from unicron_lib.domain.actions import Respond
+from unicron_lib.domain.events import LossSpiked
+from unicron_lib.domain.failures import DetectionMethod, ErrorKind
+from unicron_lib.domain.jobs import JobStatus
+from unicron_lib.domain.plans import PlanKind, Rewind
+from unicron_lib.domain.skipping import batch_of, leaving_out, places, told
+from unicron_lib.journal import dump_state
+from unicron_lib.report import incident_markdown
+
+ANOMALY = ErrorKind.LOSS_ANOMALY
+
+
+def harm(scene, first, last, *, rank=0, reached=None):
+    method = DetectionMethod.STATISTICS if reached else DetectionMethod.EXCEPTION
+    iteration = first - 1 if reached is None else reached
+    return scene.fail(ANOMALY, "gpt-a", rank, iteration=iteration, spoiled=(first, last), method=method)
+
+
+def test_a_nan_takes_the_job_back_without_its_batch():
+    scene = running_pair()
+    before = scene.state.jobs["gpt-b"]
+    for rank in range(4):
+        harm(scene, 42, 42, rank=rank)
+    respond = scene.decide()
+    assert respond.kind is PlanKind.REATTEMPT
+    assert respond.rewinds == {"gpt-a": Rewind(first=42, last=42)}
+    assert "back to a checkpoint from before iteration 42" in respond.reason
+    assert "(batches 42) is left out" in respond.reason
+    plan = scene.plan(respond)
+    job = scene.state.jobs["gpt-a"]
+    assert (job.skipped, job.rolled_back_to) == (((42, 42),), 41)
+    scene.settle()
+    job = scene.state.jobs["gpt-a"]
+    assert (job.status, job.skipped, job.rolled_back_to) == (JobStatus.RUNNING, ((42, 42),), None)
+    assert scene.state.jobs["gpt-b"] == before
+    assert "back to a checkpoint from before iteration 42" in incident_markdown(scene.state, plan.incidents[0])
+    assert dump_state(scene.state)["plans"][plan.id]["plan"]["rewinds"] == {"gpt-a": {"first": 42, "last": 42}}
+
+
+def test_a_spike_that_did_not_pass_takes_it_back_to_where_it_began():
+    scene = running_pair()
+    harm(scene, 100, 107, reached=150)
+    scene.settle()
+    job = scene.state.jobs["gpt-a"]
+    assert (job.skipped, job.failed_at) == (((100, 107),), 99)
+    scene.fail(ErrorKind.PROCESS_EXIT, "gpt-a", iteration=120)
+    assert scene.state.jobs["gpt-a"].stuck_restarts == 0, "from 99 to 120 is progress"
+
+
+def test_a_second_anomaly_at_the_same_place_stops_the_job_with_a_clear_report():
+    scene = running_pair()
+    harm(scene, 42, 42)
+    scene.settle()
+    harm(scene, 44, 44)
+    respond = scene.decide()
+    assert set(respond.stop) == {"gpt-a"}
+    scene.settle()
+    job = scene.state.jobs["gpt-a"]
+    assert job.status is JobStatus.FAILED
+    assert "a second time at the same place, in iteration 44, although the batches 42 are left out there" in job.reason
+    assert "it is not the data" in job.reason
+    assert scene.state.jobs["gpt-b"].status is JobStatus.RUNNING
+
+
+def test_an_anomaly_elsewhere_is_answered_again():
+    scene = running_pair()
+    for first in (42, 142):
+        harm(scene, first, first + 1)
+        scene.settle()
+    assert scene.state.jobs["gpt-a"].skipped == ((42, 43), (144, 145)), "iteration 142 had consumed batch 144"
+
+
+def test_with_the_guard_off_nothing_is_left_out():
+    scene = running_pair()
+    scene.submit("free", loss_guard=False, must_run=True)
+    scene.settle()
+    if scene.state.jobs["free"].gpus == 0:
+        pytest.fail("the job did not get GPUs")
+    scene.fail(ANOMALY, "free", iteration=3, spoiled=(4, 4))
+    respond = scene.decide()
+    assert isinstance(respond, Respond)
+    assert respond.rewinds == {}
+
+
+@pytest.mark.parametrize("steps_done", range(5))
+def test_a_plan_that_is_superseded_leaves_nothing_out_twice(steps_done):
+    scene = running_pair()
+    harm(scene, 42, 42)
+    plan = scene.plan(scene.decide()).id
+    for _ in range(steps_done):
+        scene.step(plan)
+    was_restored = scene.state.jobs["gpt-a"].rolled_back_to is None
+    scene.lose(next(iter(scene.state.jobs["gpt-a"].nodes)))
+    scene.now += 2.0
+    respond = scene.decide()
+    assert respond.supersedes == plan
+    assert (respond.rewinds, respond.stop) == ({}, {})
+    scene.plan(respond)
+    job = scene.state.jobs["gpt-a"]
+    assert (job.skipped, job.rolled_back_to) == (((42, 42),), None if was_restored else 41)
+
+
+def test_another_failure_of_the_same_moment_does_not_hide_it():
+    scene = running_pair()
+    scene.fail(ErrorKind.PROCESS_EXIT, "gpt-a", rank=1, iteration=41)
+    harm(scene, 42, 42)
+    scene.now += 2.0
+    assert scene.decide().rewinds == {"gpt-a": Rewind(first=42, last=42)}
+
+
+def test_a_job_that_goes_on_from_its_checkpoint_goes_on_without_the_batches():
+    scene = running_pair()
+    harm(scene, 42, 42)
+    scene.settle()
+    scene.finish("gpt-a")
+    scene.submit("gpt-a", load="latest")
+    assert scene.state.jobs["gpt-a"].skipped == ((42, 42),)
+    scene.settle()
+    scene.finish("gpt-a")
+    scene.submit("gpt-a")
+    assert scene.state.jobs["gpt-a"].skipped == ()
+
+
+def test_a_spike_is_shown_until_it_is_over():
+    scene = running_pair()
+    generation = scene.state.jobs["gpt-a"].generation
+    keys = {"job": "gpt-a", "generation": generation, "iteration": 9, "reason": "2.2 to 5.1"}
+    scene.tell(LossSpiked(id="s1", at=scene.now, **keys))
+    assert scene.state.jobs["gpt-a"].loss_spike == "2.2 to 5.1"
+    scene.tell(LossSpiked(id="s2", at=scene.now, over=True, **keys))
+    assert scene.state.jobs["gpt-a"].loss_spike == ""
+    scene.tell(LossSpiked(id="s3", at=scene.now, **keys | {"generation": generation - 1}))
+    assert scene.state.jobs["gpt-a"].loss_spike == ""
+
+
+spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8)), max_size=6)
+
+
+@given(spans)
+def test_leaving_out_takes_away_exactly_what_those_iterations_consumed(taken):
+    order, skipped = list(range(300)), ()
+    for first, more in taken:
+        skipped = leaving_out(skipped, first=first, last=first + more)
+        del order[first : first + more + 1]
+    assert [batch_of(iteration, skipped) for iteration in range(len(order))] == order
+    assert all(a[1] < b[0] for a, b in pairwise(skipped))
+    for place, (first, last) in zip(places(skipped), skipped, strict=True):
+        assert place == first - sum(end - start + 1 for start, end in skipped if end < first)
+        assert batch_of(place, skipped) > last
+
+
+def test_ranges_are_told_in_words():
+    assert told(((41, 45), (97, 97))) == "41-45, 97"

@@ -1,0 +1,75 @@
+"""What `unicron simulate` prints for people."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from unicron_lib.cli.options import console
+
+MOST_BELOW = 20
+
+
+def show(answer: Mapping[str, Any]) -> None:
+    """The policies side by side, the jobs under Unicron, and what numbers are no evidence."""
+    screen = console()
+    screen.print(_policies(answer))
+    screen.print(_jobs(answer))
+    for line in (*_notes(answer), *_below(answer["below"], answer["reference"])):
+        screen.print(line, markup=False, highlight=False, soft_wrap=True)
+    screen.print(f"The same again: {answer['command']}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _policies(answer: Mapping[str, Any]) -> Table:
+    cluster, seeds = answer["cluster"], answer["seeds"]
+    gpus = cluster["num_nodes"] * cluster["gpus_per_node"]
+    days = answer["duration_s"] / 86400
+    title = f"{escape(answer['trace'])}: {gpus} GPUs, {days:.3g} days, jobs {escape(answer['workload'])}, {_seeds(seeds)}"
+    table = Table("policy", title=title)
+    columns = ("accumulated WAF", f"{answer['reference']} is", "95%", "published", "ETTR", "goodput", "lost GPU-h", "lost $")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, it in answer["policies"].items():
+        low_high = it["unicron_is_times_95"]
+        between = "-" if low_high is None else f"{low_high[0]:.3f} to {low_high[1]:.3f}"
+        published = "-" if it["published"] is None else f"{it['published']:g} x"
+        figures = (f"{it['ettr']:.1%}", f"{it['goodput']:.1%}", f"{it['lost_gpu_h']:,.0f}", f"{it['lost_dollars']:,.0f}")
+        marked = f"{name} *" if it["fitted"] else name
+        table.add_row(marked, f"{it['accumulated_waf']:.4g}", f"{it['unicron_is_times']:.3f} x", between, published, *figures)
+    return table
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
+
+
+def _jobs(answer: Mapping[str, Any]) -> Table:
+    table = Table("job", title=f"The jobs under {answer['reference']}")
+    for column in ("accumulated WAF", "ETTR", "goodput", "GPU-h"):
+        table.add_column(column, justify="right")
+    for name, it in answer["policies"][answer["reference"]]["jobs"].items():
+        hours = sum(it.get("gpu_h", {}).values())
+        figures = (f"{it.get('ettr', 0.0):.1%}", f"{it.get('goodput', 0.0):.1%}", f"{hours:,.0f}")
+        table.add_row(escape(name), f"{it['accumulated_waf']:.4g}", *figures)
+    return table
+
+
+def _notes(answer: Mapping[str, Any]) -> list[str]:
+    own = answer["policies"][answer["reference"]]
+    uses = ", ".join(f"{use} {hours:.3g}" for use, hours in sorted(own["badput_gpu_h"].items(), key=lambda it: -it[1]))
+    notes = [f"Badput of {answer['reference']} in GPU-hours: {uses or 'none'}."]
+    if answer["fitted"]:
+        notes.append(f"Fitted to the published ratios, so that agreement is no evidence: {', '.join(answer['fitted'])}.")
+    fitted = {name: it["fitted"] for name, it in answer["policies"].items() if it["fitted"]}
+    notes += [f"* {name}: fitted {', '.join(inputs)}." for name, inputs in fitted.items()]
+    return notes
+
+
+def _below(runs: Sequence[Mapping[str, Any]], reference: str) -> list[str]:
+    if not runs:
+        return [f"{reference} is above every other policy in each run."]
+    told = [f"{reference} is below another policy in {len(runs)} runs:"]
+    shown = runs[:MOST_BELOW]
+    told += [f"  seed {it['seed']}: {it['policy']} has {it['ratio'] - 1:.3%} more; {it['why']}." for it in shown]
+    return told + ([f"  and {len(runs) - len(shown)} more, all in --json."] if len(runs) > len(shown) else [])

@@ -1,0 +1,85 @@
+"""What a node check may touch, and what follows from its verdicts. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from unicron_lib.diagnosis.node_check import CheckVerdict, Finding
+from unicron_lib.domain.cluster import ClusterState, Node, NodeStatus
+from unicron_lib.domain.events import FailureDetected, NodeNoted, NodeReleased
+from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
+from unicron_lib.errors import UserError
+
+Consequence = FailureDetected | NodeReleased | NodeNoted
+SLOW = "slow_in_check"
+CHECKABLE = frozenset({NodeStatus.READY, NodeStatus.SNOOZED, NodeStatus.QUARANTINED})
+_KIND_OF_TEST: Mapping[str, ErrorKind] = {"memory": ErrorKind.ECC_ERROR, "matmul": ErrorKind.CUDA_ERROR}
+
+
+def to_check(state: ClusterState, names: Sequence[str]) -> tuple[Node, ...]:
+    """The named nodes; with no name the idle ones, but none that is isolated: being cleared would release it.
+
+    Raises UserError for a node that may not be checked.
+    """
+    if not names:
+        idle = (node for _, node in sorted(state.nodes.items()) if not _objection(state, node))
+        return tuple(node for node in idle if node.status is not NodeStatus.QUARANTINED)
+    unknown = sorted(set(names) - set(state.nodes))
+    if unknown:
+        raise UserError(f"no node {unknown[0]!r}: there are {', '.join(sorted(state.nodes)) or 'none'}")
+    nodes = tuple(state.nodes[name] for name in dict.fromkeys(names))
+    for node in nodes:
+        if objection := _objection(state, node):
+            raise UserError(f"{node.id} cannot be checked: {objection}")
+    return nodes
+
+
+def _objection(state: ClusterState, node: Node) -> str:
+    if jobs := state.jobs_on(node.id):
+        return f"it trains {', '.join(jobs)}, and only nodes without ranks are checked"
+    return "" if node.status in CHECKABLE else f"it is {node.status}"
+
+
+def consequences(
+    state: ClusterState, findings: Iterable[Finding], *, check: str, nodes: Mapping[str, Node], at: float
+) -> Iterator[Consequence]:
+    """What to journal: the faulty have failed, the good ones are taken out of quarantine, the slow ones are noted.
+
+    `nodes` are as they were when the check began: of one that has changed since (another life of its agent, isolated for
+    something new) nothing is said.
+    """
+    for finding in findings:
+        before, node = nodes[finding.node], state.nodes.get(finding.node)
+        if node is not None and (node.boot, node.status, node.since) == (before.boot, before.status, before.since):
+            yield from _of_node(finding, node, check, at)
+
+
+def _of_node(finding: Finding, node: Node, check: str, at: float) -> Iterator[Consequence]:
+    told = f"{check}/{node.id}"
+    match finding.verdict:
+        case CheckVerdict.FAULTY:
+            yield FailureDetected(id=told, at=at, failure=_failure(finding, node, told, at))
+        case CheckVerdict.STRAGGLER:
+            yield _note(node, told, at, text=f"slow in a node check: {finding.reason}")
+        case CheckVerdict.GOOD:
+            if SLOW in node.notes:
+                yield _note(node, f"{told}/note", at, text="")
+            if node.status is NodeStatus.QUARANTINED:
+                yield NodeReleased(id=told, at=at, node=node.id, reason=f"a node check cleared it: {finding.reason}")
+        case CheckVerdict.UNDETERMINED:
+            pass
+
+
+def _failure(finding: Finding, node: Node, told: str, at: float) -> Failure:
+    kinds = [_KIND_OF_TEST[fault.test] for fault in finding.faults]
+    return Failure(
+        id=told,
+        kind=kinds[0] if kinds else ErrorKind.NETWORK_ERROR,
+        method=DetectionMethod.NODE_HEALTH,
+        seen_at=at,
+        node=node.id,
+        boot=node.boot,
+        evidence=f"node check: {finding.reason}",
+    )
+
+
+def _note(node: Node, told: str, at: float, *, text: str) -> NodeNoted:
+    return NodeNoted(id=told, at=at, node=node.id, boot=node.boot, code=SLOW, text=text, active=bool(text))
