@@ -2,7 +2,7 @@
 SHELL := bash
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test storm constraints clean
+.PHONY: help setup demo check format test storm paper constraints clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null || sed -nE 's/^([a-z]+):.*## (.*)/  make \1: \2/p' Makefile
@@ -29,6 +29,9 @@ test: check ## run every check and test (ARGS='-k planning' for some of them)
 
 storm: setup ## a thousand random clusters against the dynamic programme: minutes
 	$(BIN)/pytest -m storm $(ARGS)
+
+paper: setup ## the papers' figures into results/, a few minutes (ARGS='--seeds 50', ARGS='--trace FILE')
+	@$(BIN)/unicron paper $(ARGS)
 
 constraints: setup ## renew constraints.txt (ARGS=--upgrade for the newest versions)
 	@bash infra/local/constraints.sh $(ARGS)

@@ -127,4 +127,4 @@ def test_the_control_plane_and_the_jobs_can_be_registered() -> None:
     found = load(ROOT / "prefect.yaml", *sorted((ROOT / "infra/jobs").glob("*.yaml")))
     control = ["recover/recover", "reconfigure/reconfigure", "check-nodes/check-nodes"]
     assert [it.full_name for it in found] == [*control, "train/gpt-a", "train/gpt-b"]
-    assert [len(it.triggers) for it in found] == [1, 0, 0, 0]
+    assert [len(it.triggers) for it in found] == [1, 0, 0, 0, 0]

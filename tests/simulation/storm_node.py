@@ -155,10 +155,18 @@ class Node:
         for rank, gpu in command.ranks:
             held = self.gpus.get(gpu)
             if held and held.phase != "dead":
-                raise Broken(f"{self.name} launches {command.job} generation {command.generation} where {held} lives")
+                self._find_left_behind(command, held)
             iteration = int(command.restore_from or -1)
             self.gpus[gpu] = Rank(command.job, command.generation, rank, command.world_size, iteration)
             yield rank
+
+    def _find_left_behind(self, command: LaunchRanks, held: Rank) -> None:
+        newest = self.witness.state.jobs[held.job].generation
+        if held.generation == newest:
+            raise Broken(f"{self.name} launches {command.job} generation {command.generation} where {held} lives")
+        text = f"{held.job} generation {held.generation} (newest {newest}) was left behind on {self.name}"
+        self.kernel.tell(f"{text}, found by {command.job} generation {command.generation}")
+        self.witness.left_behind.append(text)
 
     def _below(self, command: StopRanks | DrainRanks) -> list[int]:
         floor = command.below_generation

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import unicron_lib.journal as production
 from storm_kernel import Kernel
 from unicron_lib.domain.cluster import ClusterState
-from unicron_lib.domain.events import Event, PlanDecided, StepCompleted
+from unicron_lib.domain.events import Event, FailureDetected, PlanDecided, StepCompleted
 from unicron_lib.domain.journal import fold
 from unicron_lib.domain.plans import Plan, PlanKind
 from unicron_lib.errors import ObjectNotFound, StoreError
@@ -42,6 +42,7 @@ class Witness:
     state: ClusterState = field(default_factory=ClusterState)
     events: list[Event] = field(default_factory=list)
     ids: Counter[str] = field(default_factory=Counter)
+    left_behind: list[str] = field(default_factory=list)
 
     def see(self, event: Event) -> None:
         self.kernel.tell(f"journal {self.state.seq + 1}: {told(event)}")
@@ -50,7 +51,7 @@ class Witness:
         self.ids[event.id] += 1
         if self.ids[event.id] > 1:
             raise Broken(f"{event.id} is journalled twice")
-        wrong = broken(before, event, self.state) or _touched_in_health(before, event)
+        wrong = broken(before, event, self.state) or _touched_in_health(before, event) or _blamed_for_nothing(event)
         if wrong:
             raise Broken(wrong)
         if sum(plan.is_active for plan in self.state.plans.values()) > 1:
@@ -80,6 +81,12 @@ def _touched_in_health(before: ClusterState, event: Event) -> str | None:
         if not is_moving(job) and job.wants_gpus and _stays(before, event.plan, name):
             return f"plan {event.plan.id} touches {name}, which is in the best of health and stays where it is"
     return None
+
+
+def _blamed_for_nothing(event: Event) -> str | None:
+    """A node that obeys the newest generation only is as it should be."""
+    is_refusal = isinstance(event, FailureDetected) and "has been replaced" in event.failure.evidence
+    return f"{event.failure.node} is blamed for its refusal of a replaced generation" if is_refusal and event.failure.job is None else None
 
 
 def _stays(before: ClusterState, plan: Plan, name: str) -> bool:

@@ -95,7 +95,7 @@ def test_every_stalled_rank_of_a_large_job_is_watched():
     scene.settle()
     for rank in range(size):
         scene.stall("gpt-a", rank, WAITING)
-    for rank in range(size):
+    for rank in reversed(range(size)):
         assert scene.state.open_incidents
         scene.resume("gpt-a", rank)
     assert not scene.state.open_incidents

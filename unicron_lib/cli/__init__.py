@@ -14,6 +14,7 @@ from unicron_lib.cli.inject import inject
 from unicron_lib.cli.jobs import cancel, submit
 from unicron_lib.cli.look import explain, incidents, jobs, status
 from unicron_lib.cli.nodes import nodes
+from unicron_lib.cli.paper import paper
 from unicron_lib.cli.plan import plan
 from unicron_lib.cli.simulate import simulate
 from unicron_lib.errors import InfeasibleError, UnicronError, UserError
@@ -27,24 +28,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (
-    *(
-        demo,
-        up,
-        down,
-        submit,
-        cancel,
-        status,
-        nodes,
-        jobs,
-        incidents,
-        explain,
-        plan,
-        simulate,
-        inject,
-        diagnose,
-        characterize,
-        doctor,
-    ),
+    *(demo, up, down, submit, cancel, status, nodes, jobs, incidents, explain),
+    *(plan, simulate, paper, inject, diagnose, characterize, doctor),
 ):
     app.command()(command)
 app.add_typer(group, name="bench")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from unicron_lib.cli.diagnosis_figures import Reading
     from unicron_lib.cli.overhead_figures import Overhead
     from unicron_lib.cli.planner_figures import Figure
+    from unicron_lib.cli.simulator_figures import Simulated
     from unicron_lib.detection.trial import Verdict
 
 group = typer.Typer(help="Measure a part of Unicron on this machine.", no_args_is_help=True)
@@ -112,6 +113,27 @@ def loss(
     raise typer.Exit(0 if ok else 1)
 
 
+@group.command()
+def simulator(
+    days: Annotated[float, typer.Option(min=0.1, max=3650, help="Simulated days of the 100,000 GPUs.")] = 365.0,
+    as_json: AsJson = False,
+) -> None:
+    """Times and memory of the simulator, on the paper's trace and on 100,000 GPUs; exit code 1 if a bar is missed."""
+    from unicron_lib.cli.simulate_tables import show_bench
+    from unicron_lib.cli.simulator_figures import measure
+
+    figures = []
+    for figure in measure(days=days):
+        say(f"measured: {figure.what}")
+        figures.append(figure)
+    ok = all(figure.ok for figure in figures)
+    if as_json:
+        print_json({"ok": ok, "figures": [_as_json(figure) | {"times_real": figure.times_real} for figure in figures]})
+    else:
+        show_bench(figures)
+    raise typer.Exit(0 if ok else 1)
+
+
 def _figures() -> "Iterator[Figure]":
     from unicron_lib.cli import planner_figures as measure
 
@@ -161,5 +183,5 @@ async def _overhead(pairs: int) -> "Overhead":
         return await measure(cluster, pairs)
 
 
-def _as_json(figure: "Figure | Latency | Overhead | Reading") -> dict[str, Any]:
+def _as_json(figure: "Figure | Latency | Overhead | Reading | Simulated") -> dict[str, Any]:
     return asdict(figure) | {"ok": figure.ok}

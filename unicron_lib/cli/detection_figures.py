@@ -184,20 +184,18 @@ async def _partitioned(cluster: BenchCluster, node: str, _agent: Popen[bytes]) -
 
 
 async def _node_lost(cluster: BenchCluster, rounds: int, cut: Cut) -> Latency:
-    """A node for each round, all at the same time: it takes seconds."""
+    """One node after the other: if many were lost at once, the controller would take it for its own blindness."""
     names = [f"{cut.__name__.strip('_')}-{number}" for number in range(rounds)]
     agents = await cluster.add_nodes(*names)
-    began = {}
-    for node, agent in agents.items():
-        began[node] = time.monotonic()
-        await cut(cluster, node, agent)
     samples = []
     for node, agent in agents.items():
+        began = time.monotonic()
+        await cut(cluster, node, agent)
         seen = await cluster.observed(
             lambda it, node=node: isinstance(it.body, NodeUnreachable) and it.node == node,  # type: ignore[misc]
             node,
         )
-        samples.append(seen.at - began[node])
+        samples.append(seen.at - began)
         agent.kill()
     what = f"node lost ({(cut.__doc__ or '').rstrip('.')})"
     return Latency(what=what, samples=tuple(samples), bar=5.6, paper=5.6)

@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from unicron_lib.cli.options import console
+from unicron_lib.cli.simulator_figures import BAR_MEMORY_MB, Simulated
 
 MOST_BELOW = 20
 
@@ -21,6 +22,18 @@ def show(answer: Mapping[str, Any]) -> None:
     screen.print(f"The same again: {answer['command']}", markup=False, highlight=False, soft_wrap=True)
 
 
+def show_bench(figures: Sequence[Simulated]) -> None:
+    """How fast the simulator is."""
+    table = Table("", "simulated", title="The simulator on this machine")
+    for column in ("faults", "of the CPU", "bar", "on the clock", "times as fast as time", "memory MB", "bar"):
+        table.add_column(column, justify="right")
+    for it in figures:
+        times = (f"{it.cpu_s:.2f} s", f"{it.bar_s:g} s", f"{it.wall_s:.2f} s", f"{it.times_real:.3g}")
+        memory = (f"{it.memory_mb:.0f}", f"{BAR_MEMORY_MB:.0f}")
+        table.add_row("ok" if it.ok else "MISSED", it.what, str(it.num_faults), *times, *memory)
+    console().print(table)
+
+
 def _policies(answer: Mapping[str, Any]) -> Table:
     cluster, seeds = answer["cluster"], answer["seeds"]
     gpus = cluster["num_nodes"] * cluster["gpus_per_node"]
@@ -31,12 +44,14 @@ def _policies(answer: Mapping[str, Any]) -> Table:
     for column in columns:
         table.add_column(column, justify="right")
     for name, it in answer["policies"].items():
-        low_high = it["unicron_is_times_95"]
+        times, low_high = it["unicron_is_times"], it["unicron_is_times_95"]
         between = "-" if low_high is None else f"{low_high[0]:.3f} to {low_high[1]:.3f}"
         published = "-" if it["published"] is None else f"{it['published']:g} x"
         figures = (f"{it['ettr']:.1%}", f"{it['goodput']:.1%}", f"{it['lost_gpu_h']:,.0f}", f"{it['lost_dollars']:,.0f}")
         marked = f"{name} *" if it["fitted"] else name
-        table.add_row(marked, f"{it['accumulated_waf']:.4g}", f"{it['unicron_is_times']:.3f} x", between, published, *figures)
+        table.add_row(
+            marked, f"{it['accumulated_waf']:.4g}", "-" if times is None else f"{times:.3f} x", between, published, *figures
+        )
     return table
 
 
@@ -71,5 +86,5 @@ def _below(runs: Sequence[Mapping[str, Any]], reference: str) -> list[str]:
         return [f"{reference} is above every other policy in each run."]
     told = [f"{reference} is below another policy in {len(runs)} runs:"]
     shown = runs[:MOST_BELOW]
-    told += [f"  seed {it['seed']}: {it['policy']} has {it['ratio'] - 1:.3%} more; {it['why']}." for it in shown]
+    told += [f"  seed {it['seed']}: {it['policy']} has {it['surplus_flop']:.3g} FLOP more; {it['why']}." for it in shown]
     return told + ([f"  and {len(runs) - len(shown)} more, all in --json."] if len(runs) > len(shown) else [])

@@ -28,7 +28,7 @@ HANG_BAR_S = 0.5
 class Promptness(StrEnum):
     """Whether every hang was told within `Verdict.hang_bar`.
 
-    BY_DESIGN: not, as the iterations scatter: what may pass by itself is not called a hang.
+    BY_DESIGN: not, as the iterations scatter: what may be a long one is not called a hang.
     """
 
     OK = "ok"

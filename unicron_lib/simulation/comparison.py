@@ -23,6 +23,9 @@ PUBLISHED: Mapping[str, Mapping[str, float]] = MappingProxyType(
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 _Z = 1.959964
 
+ROUNDING = 1e-9
+"""Two runs that differ by less than this share have earned the same."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
@@ -58,14 +61,13 @@ class Comparison:
     reference: str
     results: Mapping[str, Result]
 
-    def times(self, policy: str) -> Mean:
-        """How many times the policy's WAF the reference has accumulated, seed by seed."""
-        ratios = [own.accumulated_waf / waf if waf else 1.0 for own, waf in self._pairs(policy)]
-        return mean_of(ratios)
+    def times(self, policy: str) -> Mean | None:
+        """How many times the policy's WAF the reference has accumulated, seed by seed; None if it earned nothing at all."""
+        return _quotient(self._pairs(policy))
 
-    def ratio(self, policy: str) -> Mean:
-        """The policy's WAF as a share of the reference's, seed by seed."""
-        return mean_of([waf / own.accumulated_waf if own.accumulated_waf else 1.0 for own, waf in self._pairs(policy)])
+    def ratio(self, policy: str) -> Mean | None:
+        """The policy's WAF as a share of the reference's, seed by seed; None if the reference earned nothing."""
+        return _quotient([(waf, own) for own, waf in self._pairs(policy)])
 
     def published(self, policy: str) -> float | None:
         """What the Unicron paper has for `times`, on its own traces."""
@@ -75,24 +77,29 @@ class Comparison:
         """The runs in which the reference has earned less than another policy."""
         own = self.results[self.reference].books
         return tuple(
-            Below(policy=name, seed=seed, ratio=books.accumulated_waf / own[seed].accumulated_waf, why=_why(books, own[seed]))
+            Below(
+                policy=name,
+                seed=seed,
+                surplus_flop=books.accumulated_waf - own[seed].accumulated_waf,
+                why=_why(books, own[seed]),
+            )
             for name, result in self.results.items()
             for seed, books in result.books.items()
-            if books.accumulated_waf > own[seed].accumulated_waf
+            if books.accumulated_waf > own[seed].accumulated_waf * (1 + ROUNDING)
         )
 
-    def _pairs(self, policy: str) -> list[tuple[Books, float]]:
+    def _pairs(self, policy: str) -> list[tuple[float, float]]:
         own = self.results[self.reference].books
-        return [(own[seed], books.accumulated_waf) for seed, books in self.results[policy].books.items()]
+        return [(own[seed].accumulated_waf, books.accumulated_waf) for seed, books in self.results[policy].books.items()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Below:
-    """On `seed` the policy has earned `ratio` times what the reference has, above 1.0; `why` says what differs."""
+    """On `seed` the policy has earned `surplus_flop` weighted FLOP more than the reference; `why` says what differs."""
 
     policy: str
     seed: int
-    ratio: float
+    surplus_flop: float
     why: str
 
 
@@ -120,6 +127,10 @@ def compare(
     }
     name = next(iter(traces.values())).name
     return Comparison(trace=name, cluster=cluster, jobs=tuple(jobs), reference=reference, results=results)
+
+
+def _quotient(pairs: Sequence[tuple[float, float]]) -> Mean | None:
+    return mean_of([above / below for above, below in pairs]) if all(below for _, below in pairs) else None
 
 
 def mean_of(values: Sequence[float]) -> Mean:

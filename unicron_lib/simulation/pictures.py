@@ -100,16 +100,17 @@ def _legend(names: Sequence[str], top: float) -> Iterator[str]:
 
 def _bars(found: Comparison) -> Part:
     """How many times a policy's WAF the reference has, with the interval over seeds, and a mark at what is published."""
-    means = {name: found.times(name) for name in found.results}
+    means = {name: times for name in found.results if (times := found.times(name))}
     published = {name: value for name in means if (value := found.published(name))}
-    most = max([*(it.high or it.mean for it in means.values()), *published.values()])
+    most = max([1.0, *(it.high or it.mean for it in means.values()), *published.values()])
     title = f"Times the accumulated WAF of a policy that {found.reference} has (whisker: 95% interval, red: published)"
     shapes = [svg.text(LEFT, TOP - 18, title, size=15)]
     scale = (PLOT - 70) / most
+    colours = {name: svg.colour_of(number) for number, name in enumerate(found.results)}
     for number, (name, it) in enumerate(means.items()):
         y = TOP + number * ROW
         shapes += [svg.text(LEFT - 8, y + 14, name[:22], anchor="end", size=12)]
-        shapes += [svg.rect(LEFT, y + 2, it.mean * scale, ROW - 8, svg.colour_of(number), tip=f"{name}: {it.mean:.4g}")]
+        shapes += [svg.rect(LEFT, y + 2, it.mean * scale, ROW - 8, colours[name], tip=f"{name}: {it.mean:.4g}")]
         if it.low is not None and it.high is not None:
             shapes += [svg.line(LEFT + it.low * scale, y + 10, LEFT + it.high * scale, y + 10, svg.INK, width=2)]
         if name in published:

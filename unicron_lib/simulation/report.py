@@ -18,7 +18,7 @@ def as_json(scene: Scene, found: Comparison, *, command: str) -> dict[str, Any]:
     """All of it.
 
     `ratio_to_unicron` is a policy's WAF as a share of Unicron's; `unicron_is_times` is the other way round, as
-    published ratios are.
+    published ratios are. Either is None where it would be a division by nothing earned.
     """
     traces = list(scene.traces.values())
     return {
@@ -44,9 +44,9 @@ def _of_policy(found: Comparison, result: Result) -> dict[str, Any]:
     return {
         "accumulated_waf": waf.mean,
         "accumulated_waf_95": interval(waf),
-        "ratio_to_unicron": ratio.mean,
+        "ratio_to_unicron": ratio and ratio.mean,
         "ratio_to_unicron_95": interval(ratio),
-        "unicron_is_times": times.mean,
+        "unicron_is_times": times and times.mean,
         "unicron_is_times_95": interval(times),
         "published": found.published(name),
         "fitted": list(result.fitted),
@@ -61,9 +61,9 @@ def _of_policy(found: Comparison, result: Result) -> dict[str, Any]:
     }
 
 
-def interval(mean: Mean) -> list[float] | None:
-    """Its two ends, None for one seed."""
-    return None if mean.low is None or mean.high is None else [mean.low, mean.high]
+def interval(mean: Mean | None) -> list[float] | None:
+    """Its two ends, None for one seed or no mean."""
+    return None if mean is None or mean.low is None or mean.high is None else [mean.low, mean.high]
 
 
 def _account(accounts: Sequence[Account]) -> dict[str, Any]:
