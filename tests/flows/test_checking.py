@@ -7,8 +7,8 @@ from conftest import FakeSite
 from flows import checking, response
 from flows.response import plain
 from unicron_lib.diagnosis.check_consequences import SLOW
-from unicron_lib.domain.cluster import NodeStatus
-from unicron_lib.domain.events import FailureDetected, NodeNoted, NodeReleased, PlanDecided
+from unicron_lib.domain.cluster import BY_HAND, NodeStatus
+from unicron_lib.domain.events import FailureDetected, NodeNoted, NodeQuarantined, NodeReleased, PlanDecided
 from unicron_lib.domain.failures import ErrorKind
 from unicron_lib.domain.plans import Plan, PlanKind
 from unicron_lib.errors import UserError
@@ -66,6 +66,15 @@ async def test_a_cleared_node_leaves_quarantine_with_the_check_as_the_reason(che
     assert told.node == "node-3"
     assert told.reason == "a node check cleared it: exchanged data with node-4 intact, in 0.1 s"
     assert checked.journal.refresh().nodes["node-3"].status is NodeStatus.READY
+
+
+async def test_a_node_that_a_person_isolated_stays_so_although_it_passes(checked):
+    reason = f"{BY_HAND}: its fan is noisy"
+    checked.journal.append(NodeQuarantined(id="by-hand", at=2.0, node="node-3", reason=reason))
+    await checked.respond()
+    assert await check("node-3", "node-4") == {"node-3": "good", "node-4": "good"}
+    assert checked.journal.refresh().nodes["node-3"].reason == reason
+    assert events(checked, NodeReleased) == []
 
 
 async def test_a_node_that_is_still_faulty_stays_isolated(checked):

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from storm_store import Broken
+from storm_store import Broken, remembered
 from storm_world import SHORT, TABLES, World
 from unicron_lib.agent.messages import GpuFault, RankResumed, RankStalled
 from unicron_lib.domain.cluster import ClusterState, IncidentStatus
@@ -36,6 +36,11 @@ class Weather:
 
 def play(seed: int) -> Weather:
     """Play storm number `seed` to its end. Raises StormBroken with its story."""
+    with remembered():
+        return _play(seed)
+
+
+def _play(seed: int) -> Weather:
     world = World(seed)
     storm = _Storm(world)
     try:
@@ -62,7 +67,7 @@ class _Storm:
         for _ in range(self.rng.randint(4, 14)):
             harm = self.rng.choice(sorted(HARMS))
             self.kernel.later(self.rng.uniform(4.0, STORM_S), lambda harm=harm: self._do(harm))
-        self.kernel.run(lambda: False, STORM_S)
+        self.kernel.run(STORM_S)
 
     def _do(self, harm: str) -> None:
         self.kernel.tell(f"harm: {harm}")
@@ -74,15 +79,12 @@ class _Storm:
         self.kernel.tell("calm")
         self.world.network.is_stormy = False
         self.kernel.start("person", self.world.repair())
-        since = [self.kernel.now]
-
-        def is_steady() -> bool:
-            if _unrest(self.world):
-                since[0] = self.kernel.now
-            return self.kernel.now - since[0] > STEADY_S
-
-        if not self.kernel.run(is_steady, CALM_S):
-            raise Broken(f"{CALM_S} s after the storm {_unrest(self.world)}")
+        end, steady_s = self.kernel.now + CALM_S, 0.0
+        while steady_s < STEADY_S:
+            self.kernel.run(1.0)
+            steady_s = 0.0 if _unrest(self.world) else steady_s + 1.0
+            if self.kernel.now > end:
+                raise Broken(f"{CALM_S} s after the storm {_unrest(self.world)}")
 
     # --- harm
 

@@ -9,7 +9,7 @@ from storm_node import Node
 from storm_store import Store
 from unicron_lib.agent.messages import AgentHello, Heartbeat, NodeUnreachable, Observation, RankResumed, Reply
 from unicron_lib.agent.rank_messages import RankFinished
-from unicron_lib.controller.liveness import Stepping, Verdict, judge
+from unicron_lib.controller.liveness import Contact, Stepping, Verdict, judge
 from unicron_lib.controller.observations import PendingObservations
 from unicron_lib.controller.sight import Sight
 from unicron_lib.detection.classify import classify
@@ -37,9 +37,7 @@ class Record:
     dialled: bool = True
 
     @property
-    def contact(self) -> object:
-        from unicron_lib.controller.liveness import Contact
-
+    def contact(self) -> Contact:
         return Contact(heard_at=self.heard_at, ended_at=self.ended_at, ending="it broke", dialled=self.dialled)
 
 

@@ -175,6 +175,8 @@ class Recovery:
         except StepFailed:
             if not self._is_out(node):
                 raise
+            status = self._refreshed().nodes[node].status
+            self.kernel.tell(f"{node} is {status} and away: {self.name} asks nothing more of it for {step.kind} of {step.job}")
 
     def _launch(self, plan: Plan, step: Step) -> Work:
         assignment, state = plan.assignment_of(step.job), self.journal.refresh()

@@ -1,9 +1,11 @@
 """The object store of a storm, and the witness who sees each entry of the journal land and checks the invariants."""
 
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import pytest
 import unicron_lib.journal as production
 from storm_kernel import Kernel
 from unicron_lib.domain.cluster import ClusterState
@@ -19,19 +21,44 @@ class Broken(AssertionError):
     """An invariant does not hold."""
 
 
-class RememberedJson:
-    """Entries by their bytes: that they survive JSON is another test's business, and a storm has tens of thousands."""
+class _Json:
+    """Entries by their bytes: that they survive JSON is another test's business."""
 
     def __init__(self) -> None:
-        self._codec, self._known = production._entry_json, {}
+        self._known: dict[bytes, production.Entry] = {}
 
     def dump_json(self, entry: production.Entry) -> bytes:
-        data = self._codec.dump_json(entry)
+        data = ENTRY_JSON.dump_json(entry)
         self._known[data] = entry
         return data
 
     def validate_json(self, data: bytes) -> production.Entry:
         return self._known[data]
+
+
+class _Fold:
+    """The fold, once for all who read the same entry after the same ones."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[ClusterState, Event, ClusterState]] = {}
+
+    def __call__(self, state: ClusterState, event: Event) -> ClusterState:
+        key = id(state) if state.seq >= 0 else 0, id(event)
+        if key not in self._known:
+            self._known[key] = state, event, fold(state, event)
+        return self._known[key][2]
+
+
+ENTRY_JSON = production._entry_json
+
+
+@contextmanager
+def remembered() -> Iterator[None]:
+    """Within, journals share what they have read: a thousand storms are a million entries."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(production, "_entry_json", _Json())
+        patch.setattr(production, "fold", _Fold())
+        yield
 
 
 @dataclass

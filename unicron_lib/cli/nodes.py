@@ -57,7 +57,7 @@ def nodes(
 
 
 def _quarantine(target: Target, name: str, reason: str) -> None:
-    from unicron_lib.domain.cluster import NodeStatus
+    from unicron_lib.domain.cluster import BY_HAND, NodeStatus
     from unicron_lib.domain.events import NodeQuarantined
 
     journal = target.journal()
@@ -67,7 +67,7 @@ def _quarantine(target: Target, name: str, reason: str) -> None:
     if node.status in {NodeStatus.LOST, NodeStatus.QUARANTINED}:
         raise UserError(f"{name} is {node.status} already: {node.reason}")
     at = time.time()
-    told = f"isolated by a person: {reason}"
+    told = f"{BY_HAND}: {reason}"
     journal.append(NodeQuarantined(id=f"quarantined/{name}/{node.boot}/{at:.3f}", at=at, node=name, reason=told))
 
 

@@ -62,7 +62,7 @@ def _of_node(finding: Finding, node: Node, check: str, at: float) -> Iterator[Co
         case CheckVerdict.GOOD:
             if SLOW in node.notes:
                 yield _note(node, f"{told}/note", at, text="")
-            if node.status is NodeStatus.QUARANTINED:
+            if node.status is NodeStatus.QUARANTINED and not node.is_isolated_by_hand:
                 yield NodeReleased(id=told, at=at, node=node.id, reason=f"a node check cleared it: {finding.reason}")
         case CheckVerdict.UNDETERMINED:
             pass

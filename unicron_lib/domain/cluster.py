@@ -23,6 +23,10 @@ class NodeStatus(StrEnum):
     QUARANTINED = "quarantined"
 
 
+BY_HAND = "isolated by a person"
+"""How the reason of a quarantine begins that a person has ordered."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """A node; `boot` names the life of its agent, `since` is when the status began, `rack` may be unknown ("").
@@ -45,6 +49,11 @@ class Node:
     losses: tuple[float, ...] = ()
     snoozed_until: float = 0.0
     notes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_isolated_by_hand(self) -> bool:
+        """Whether a person isolated it: then no test gives it back."""
+        return self.status is NodeStatus.QUARANTINED and self.reason.startswith(BY_HAND)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
