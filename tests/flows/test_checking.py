@@ -71,7 +71,6 @@ async def test_a_cleared_node_leaves_quarantine_with_the_check_as_the_reason(che
 async def test_a_node_that_a_person_isolated_stays_so_although_it_passes(checked):
     reason = f"{BY_HAND}: its fan is noisy"
     checked.journal.append(NodeQuarantined(id="by-hand", at=2.0, node="node-3", reason=reason))
-    await checked.respond()
     assert await check("node-3", "node-4") == {"node-3": "good", "node-4": "good"}
     assert checked.journal.refresh().nodes["node-3"].reason == reason
     assert events(checked, NodeReleased) == []

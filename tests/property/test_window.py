@@ -1,8 +1,11 @@
 """A flood of observations reaches the journal once and in order, and only a windowful of it is ever under way."""
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unicron_lib.agent.messages import Observation
 from unicron_lib.agent.outbox import Outbox
 from unicron_lib.agent.rank_messages import RankFinished
 from unicron_lib.agent.window import Window
@@ -101,3 +104,20 @@ def test_a_flood_of_one_rank_hides_nobody_elses_word() -> None:
         see("calm", rank)
     assert [(o.body.job, o.body.rank) for o in window.take()] == [("calm", 0), ("calm", 1), ("calm", 2)]
     assert window.take() == ()
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.lists(st.integers(0, 30), max_size=80))
+def test_however_many_speak_what_is_under_way_is_bounded(size: int, share: int, speakers: list[int]) -> None:
+    outbox, arrived = Outbox(node="n", boot="b"), list[Observation]()
+    for number, rank in enumerate(speakers):
+        outbox.add(RankFinished(job="a", generation=1, rank=rank, iteration=number, loss=1.0), at=0.0)
+    window = Window(outbox, size=size, share=share)
+    while taken := window.take():
+        assert len(taken) <= 2 * size
+        assert max(Counter(o.body.rank for o in taken).values()) <= share
+        arrived += taken
+        window.acknowledge(o.seq for o in taken)
+    assert len(outbox) == 0
+    for rank in set(speakers):
+        said = [number for number, who in enumerate(speakers) if who == rank]
+        assert [o.body.iteration for o in arrived if o.body.rank == rank] == said

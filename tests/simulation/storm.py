@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 from storm_store import Broken, remembered
 from storm_world import SHORT, TABLES, World
+
 from unicron_lib.agent.messages import GpuFault, RankResumed, RankStalled
+from unicron_lib.detection.classify import classify
 from unicron_lib.domain.cluster import ClusterState, IncidentStatus
 from unicron_lib.domain.jobs import ENDED, JobStatus
 from unicron_lib.domain.journal import fold_all
 
-STORM_S, CALM_S, STEADY_S = 45.0, 400.0, 10.0
+STORM_S, CALM_S, STEADY_S = 40.0, 400.0, 6.0
 
 
 class StormBroken(AssertionError):
@@ -51,7 +53,13 @@ def _play(seed: int) -> Weather:
         told = "\n".join(world.kernel.story)
         raise StormBroken(f"storm {seed}: {error}\n{told}\nstorm {seed}: {error}") from error
     events = Counter(type(event).__name__ for event in world.witness.events)
-    return Weather(harm=storm.done, events=events, entries=len(world.witness.events), left_behind=tuple(world.witness.left_behind), story=tuple(world.kernel.story))
+    return Weather(
+        harm=storm.done,
+        events=events,
+        entries=len(world.witness.events),
+        left_behind=tuple(world.witness.left_behind),
+        story=tuple(world.kernel.story),
+    )
 
 
 class _Storm:
@@ -212,6 +220,9 @@ def _unrest(world: World) -> str:
         return f"{state.open_incidents[0].id} ({state.open_incidents[0].kind}) is open"
     if state.active_plan:
         return f"{state.active_plan.plan.id} is under way"
+    forgotten = [it.id for it in state.incidents.values() if it.status is IncidentStatus.PLANNED]
+    if forgotten:
+        return f"{forgotten[0]} is planned for, but nothing is under way"
     if any(len(node.outbox) for node in world.nodes.values()):
         return "an observation has not been acknowledged"
     missing = set(TABLES) - set(state.jobs)
@@ -227,7 +238,15 @@ def _trains(world: World, state: ClusterState, name: str) -> bool:
 def _check_all(world: World) -> None:
     """What only the whole story can show."""
     state = world.witness.state
-    if fold_all(world.witness.events) != state or Counter(e.seq for e in world.person.entries()) != Counter(range(state.seq + 1)):
+    world.store.away = world.store.mumbling = False
+    untold = [
+        seen for node in world.nodes.values() for seen in node.said if classify(seen) and seen.id not in world.witness.ids
+    ]
+    if untold:
+        raise Broken(f"nobody has journalled {untold[0]}")
+    if fold_all(world.witness.events) != state or Counter(e.seq for e in world.person.entries()) != Counter(
+        range(state.seq + 1)
+    ):
         raise Broken("the journal does not fold to the state that was seen")
     for job in state.jobs.values():
         if job.status in ENDED and not (job.spec.job == SHORT and job.status is JobStatus.FINISHED):

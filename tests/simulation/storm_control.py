@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from storm_kernel import HostClock, Kernel, Network, Process, Work
 from storm_node import Node
 from storm_store import Store
+
 from unicron_lib.agent.messages import AgentHello, Heartbeat, NodeUnreachable, Observation, RankResumed, Reply
 from unicron_lib.agent.rank_messages import RankFinished
 from unicron_lib.controller.liveness import Contact, Stepping, Verdict, judge

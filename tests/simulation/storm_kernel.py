@@ -10,9 +10,9 @@ Work = Generator[float, None, None]
 
 @dataclass(eq=False)
 class Process:
-    """A generator at work; with it end its children."""
+    """A generator at work on a `host`, which does one thing at a time; with it end its children."""
 
-    name: str
+    host: str
     work: Work
     children: list["Process"] = field(default_factory=list)
     is_over: bool = False
@@ -37,47 +37,63 @@ class Kernel:
         self.rng = random.Random(f"storm {seed}")
         self.now = 0.0
         self.story: list[str] = []
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Callable[[], None] | Process]] = []
+        self._busy: list[str] = []
         self._counter = 0
 
     def tell(self, what: str) -> None:
         self.story.append(f"{self.now:9.3f} s  {what}")
 
-    def later(self, delay_s: float, what: Callable[[], None]) -> None:
+    def later(self, delay_s: float, what: Callable[[], None] | Process) -> None:
         self._counter += 1
         heapq.heappush(self._heap, (self.now + delay_s, self._counter, what))
 
-    def start(self, name: str, work: Work, parent: Process | None = None) -> Process:
-        process = Process(name, work)
+    def start(self, host: str, work: Work, parent: Process | None = None) -> Process:
+        process = Process(host, work)
         if parent:
             parent.children.append(process)
-        self.later(0.0, lambda: self._go_on(process))
+        self.later(0.0, process)
         return process
 
     def kill(self, process: Process) -> None:
         """Between two of its steps: what it has done holds, nothing more of it happens."""
         process.is_over = True
-        process.work.close()
+        if not process.work.gi_running:
+            process.work.close()
         for child in process.children:
             self.kill(child)
 
     def run(self, seconds: float) -> None:
         """Let that much time pass."""
-        end = self.now + seconds
+        self._pass(self.now + seconds)
+
+    def hold_up(self, seconds: float) -> None:
+        """What is being done takes that long, and other hosts go on meanwhile."""
+        if len(self._busy) == 1:
+            self._pass(self.now + seconds)
+
+    def _pass(self, end: float) -> None:
         while self._heap and self._heap[0][0] <= end:
             self.now, _, what = heapq.heappop(self._heap)
-            what()
+            if not isinstance(what, Process):
+                what()
+            elif what.host in self._busy:
+                self.later(end - self.now + 0.001, what)
+            else:
+                self._go_on(what)
         self.now = end
 
     def _go_on(self, process: Process) -> None:
         if process.is_over:
             return
-        try:
-            pause_s = next(process.work)
-        except StopIteration:
+        self._busy.append(process.host)
+        pause_s = next(process.work, None)
+        self._busy.pop()
+        if pause_s is None or process.is_over:
             process.is_over = True
+            process.work.close()
         else:
-            self.later(pause_s, lambda: self._go_on(process))
+            self.later(pause_s, process)
 
 
 @dataclass
@@ -95,6 +111,6 @@ class Network:
         if rng.random() < 0.02:
             self.kernel.later(rng.uniform(0.0, 2.0), lost)
             return
-        for _ in range(2 if rng.random() < 0.05 else 1):
-            late_s = rng.uniform(0.5, 8.0) if rng.random() < 0.05 else rng.uniform(0.001, 0.05)
+        for _ in range(2 if rng.random() < 0.1 else 1):
+            late_s = rng.uniform(0.5, 8.0) if rng.random() < 0.1 else rng.uniform(0.001, 0.05)
             self.kernel.later(late_s, deliver)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from storm_kernel import HostClock, Kernel, Network, Work
 from storm_store import Broken, Store, Witness
+
 from unicron_lib.agent.fencing import Fence
 from unicron_lib.agent.memo import StepMemo
 from unicron_lib.agent.messages import (
@@ -12,6 +13,7 @@ from unicron_lib.agent.messages import (
     DrainRanks,
     Heartbeat,
     LaunchRanks,
+    Observation,
     RankExited,
     RankInfo,
     Reply,
@@ -55,6 +57,8 @@ class Node:
     link: int = 0
     heard_s: float = 0.0
     effects: dict[str, int] = field(default_factory=dict)
+    ended: dict[str, int] = field(default_factory=dict)
+    said: list[Observation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.clock = HostClock(self.kernel)
@@ -65,7 +69,7 @@ class Node:
         self.life += 1
         boot = f"{self.name}-{self.life}"
         self.outbox, self.fence, self.memo, self.link = Outbox(node=self.name, boot=boot), Fence(), StepMemo(), 0
-        self.effects = {}
+        self.effects, self.ended, self.said = {}, {}, []
         self.gpus.clear()
 
     @property
@@ -80,7 +84,7 @@ class Node:
 
     def observe(self, body: object) -> None:
         if self.is_up:
-            self.outbox.add(body, at=self.clock())
+            self.said.append(self.outbox.add(body, at=self.clock()))
 
     # --- the connection
 
@@ -151,6 +155,8 @@ class Node:
                 return {"ranks": len(self._below(command))}
 
     def _launch(self, command: LaunchRanks) -> Iterator[int]:
+        if command.generation < self.ended.get(command.job, 0):
+            raise Broken(f"{self.name} launches {command.job} generation {command.generation}, which it had to end before")
         self.kernel.tell(f"{self.name} launches {command.job} generation {command.generation}, ranks {command.ranks}")
         for rank, gpu in command.ranks:
             held = self.gpus.get(gpu)
@@ -174,6 +180,7 @@ class Node:
 
     def _stop(self, command: StopRanks) -> list[int]:
         gone = self._below(command)
+        self.ended[command.job] = max(self.ended.get(command.job, 0), command.below_generation)
         self.kernel.tell(f"{self.name} stops {command.job} below generation {command.below_generation}: GPUs {gone}")
         for gpu in gone:
             del self.gpus[gpu]

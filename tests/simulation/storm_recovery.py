@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from storm_control import Controller
 from storm_kernel import HostClock, Kernel, Process, Work
-from storm_store import Store
+from storm_store import Broken, Store
+
 from unicron_lib.agent.messages import DrainRanks, LaunchRanks, Reply, StopRanks
 from unicron_lib.domain.actions import Continue, Dismiss, Respond, Rest, TripBreaker, Wait
 from unicron_lib.domain.cluster import ClusterState, NodeStatus, PlanState
@@ -79,9 +80,7 @@ class Recovery:
                 case Respond():
                     yield from self._plan(action)
                 case Dismiss(incident=name, reason=why):
-                    self.journal.append(
-                        IncidentDismissed(id=f"dismissed/{name}", at=self.clock(), incident=name, reason=why)
-                    )
+                    self.journal.append(IncidentDismissed(id=f"dismissed/{name}", at=self.clock(), incident=name, reason=why))
                 case TripBreaker(reason=why):
                     tripped = BreakerTripped(id=f"breaker-tripped/{state.seq}", at=self.clock(), reason=why)
                     if state.breaker_since is None:
@@ -93,18 +92,21 @@ class Recovery:
 
     def _plan(self, respond: Respond) -> Work:
         state = self.journal.refresh()
-        plan = make_plan(
-            state, respond, measured={}, mtbf_gpu_s=6.2e7, granularity_gpus=1, timer=lambda: 0.0, solve=self.share
-        )
+        plan = make_plan(state, respond, measured={}, mtbf_gpu_s=6.2e7, granularity_gpus=1, timer=lambda: 0.0, solve=self.share)
         yield self.kernel.rng.uniform(0.0, 0.3)
-        self.journal.append(PlanDecided(id=plan.id, at=self.clock(), plan=plan, supersedes=respond.supersedes))
+        try:
+            self.journal.append(PlanDecided(id=plan.id, at=self.clock(), plan=plan, supersedes=respond.supersedes))
+        except IllegalTransition as error:
+            if self.journal.state.seq == plan.basis_seq:
+                raise Broken(f"a plan is refused although nothing has come between: {error}") from error
+            raise
 
     def _carry_out(self, progress: PlanState) -> Work:
         plan = progress.plan
         for kind in STEP_ORDER:
             todo = [step for step in plan.steps if step.kind is kind and step.id not in progress.results]
             failed: list[tuple[Step, Exception]] = []
-            children = [self.kernel.start(f"{self.name}/{step.id}", self._step(plan, step, failed), self.process) for step in todo]
+            children = [self.kernel.start(self.name, self._step(plan, step, failed), self.process) for step in todo]
             while not all(child.is_over for child in children):
                 yield LOOK_AGAIN_S
                 action = decide(self._refreshed(), self.clock())

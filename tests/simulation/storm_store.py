@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
-import unicron_lib.journal as production
 from storm_kernel import Kernel
+
+import unicron_lib.journal as production
 from unicron_lib.domain.cluster import ClusterState
 from unicron_lib.domain.events import Event, FailureDetected, PlanDecided, StepCompleted
 from unicron_lib.domain.journal import fold
@@ -113,7 +114,11 @@ def _touched_in_health(before: ClusterState, event: Event) -> str | None:
 def _blamed_for_nothing(event: Event) -> str | None:
     """A node that obeys the newest generation only is as it should be."""
     is_refusal = isinstance(event, FailureDetected) and "has been replaced" in event.failure.evidence
-    return f"{event.failure.node} is blamed for its refusal of a replaced generation" if is_refusal and event.failure.job is None else None
+    return (
+        f"{event.failure.node} is blamed for its refusal of a replaced generation"
+        if is_refusal and event.failure.job is None
+        else None
+    )
 
 
 def _stays(before: ClusterState, plan: Plan, name: str) -> bool:
@@ -148,6 +153,8 @@ class Store:
             return self.objects[key]
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
+        if self.kernel.rng.random() < 0.05:
+            self.kernel.hold_up(0.3)  # others write meanwhile
         with self._answering():
             if key in self.objects:
                 return self.objects[key] == data

@@ -8,6 +8,7 @@ from storm_kernel import Kernel, Network, Work
 from storm_node import ECHO, Node, Rank
 from storm_recovery import Recovery
 from storm_store import Store, Witness
+
 from unicron_lib.agent.rank_messages import RankFinished
 from unicron_lib.controller.liveness import Stepping
 from unicron_lib.domain.cluster import NodeStatus
@@ -143,7 +144,7 @@ class World:
                     node.fail(gpu, *ECHO)
 
     def _finish(self, members: list[tuple[Node, int, Rank]]) -> None:
-        for node, gpu, rank in members:
+        for node, _, rank in members:
             it = {"job": rank.job, "generation": rank.generation, "rank": rank.rank, "iteration": rank.iteration}
             rank.phase = "dead"
             node.observe(RankFinished(**it, loss=1.0))

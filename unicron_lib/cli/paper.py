@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,9 +55,10 @@ def _tables(folder: Path, seeds: int, own: "list[Scene]") -> "Iterator[Table]":
     yield paper_facts.figure_1()
     yield paper_runs.restart_path()
     yield paper_facts.detection()
-    asked = [Asked(trace=name, num_seeds=seeds) for name in ("trace-a", "trace-b")]
-    for scene in [*(build(it) for it in asked), *own]:
-        yield _ratios(folder, scene)
+    for name in ("trace-a", "trace-b"):
+        yield _ratios(folder, name, build(Asked(trace=name, num_seeds=seeds)))
+    for number, scene in enumerate(own, start=1):
+        yield _ratios(folder, f"own-{number}", scene)
     yield _with_bar("five cases", paper_runs.multi_job_runs(seeds), lambda done: paper_runs.multi_job(seeds, done))
     yield paper_runs.transition_times()
     few = max(2, seeds // 4)
@@ -67,13 +69,14 @@ def _tables(folder: Path, seeds: int, own: "list[Scene]") -> "Iterator[Table]":
     yield _with_bar("up to 100,000 GPUs", len(paper_runs.FLEET_GPUS) * 7, paper_runs.sizes)
 
 
-def _ratios(folder: Path, scene: "Scene") -> "Table":
-    from unicron_lib.simulation import paper_runs, pictures
+def _ratios(folder: Path, name: str, scene: "Scene") -> "Table":
+    from unicron_lib.simulation import paper_runs, pictures, scenes
 
-    with progress(len(scene.policies) * len(scene.traces), "ratios") as done:
-        found = paper_runs.compared(scene, done)
-    write_text(folder / f"{found.trace}.svg", pictures.draw(found))
-    return paper_runs.ratios(found, scene)
+    with progress(len(scene.policies) * len(scene.traces), name) as done:
+        found = scenes.compared(scene, done)
+    picture = f"{name}.svg"
+    write_text(folder / picture, pictures.draw(found))
+    return replace(paper_runs.ratios(name, found, scene), picture=picture)
 
 
 def _with_bar(what: str, total: int, make: "Callable[[Callable[[], None]], Table]") -> "Table":

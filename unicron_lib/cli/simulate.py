@@ -12,8 +12,7 @@ from unicron_lib.cli.options import AsJson, print_json, write_text
 from unicron_lib.errors import UserError
 
 if TYPE_CHECKING:
-    from unicron_lib.simulation.comparison import Comparison
-    from unicron_lib.simulation.scenes import Asked, Scene
+    from unicron_lib.simulation.scenes import Asked
 
 TraceName = Annotated[str, typer.Option("--trace", help="trace-a, trace-b, generated, or a file of a format that is known.")]
 PolicyNames = Annotated[
@@ -29,6 +28,7 @@ Rate = Annotated[float, typer.Option("--rate", min=0.001, max=1e6, help="Faults 
 Mtbf = Annotated[float | None, typer.Option("--mtbf-gpu-s", min=1.0, help="What the planner believes; the trace's own.")]
 Price = Annotated[float, typer.Option("--gpu-dollars-h", min=0.0, help="The price of a GPU for an hour.")]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw WAF over time, ratios, allocations.")]
+Save = Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the first trace down: CSV, or .json.")]
 
 
 def simulate(  # noqa: PLR0913, PLR0917 each is an option
@@ -44,10 +44,11 @@ def simulate(  # noqa: PLR0913, PLR0917 each is an option
     mtbf_gpu_s: Mtbf = None,
     gpu_dollars_h: Price = 2.0,
     plot: Plot = None,
+    save: Save = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what policies would have earned on a trace of faults, with the decisions of production. Needs no server."""
-    from unicron_lib.simulation import pictures, report, scenes
+    from unicron_lib.simulation import pictures, report, scenes, traces
 
     if plot and plot.suffix.lower() != ".svg":
         raise UserError(f"{plot} cannot be drawn, the picture is an SVG: call it {plot.with_suffix('.svg').name}")
@@ -65,7 +66,11 @@ def simulate(  # noqa: PLR0913, PLR0917 each is an option
         gpu_dollars_h=gpu_dollars_h,
     )
     scene = scenes.build(asked)
-    found = _compared(scene)
+    if save:
+        first = next(iter(scene.traces.values()))
+        write_text(save, traces.to_json(first) if save.suffix.lower() == ".json" else traces.to_csv(first))
+    with progress(len(scene.policies) * len(scene.traces), "simulating") as done:
+        found = scenes.compared(scene, done)
     answer = report.as_json(scene, found, command=command_of(asked))
     if plot:
         write_text(plot, pictures.draw(found))
@@ -97,13 +102,6 @@ def command_of(asked: "Asked") -> str:
     words += [word for name in asked.policies for word in ("--policy", name)] if asked.policies != usual.policies else []
     changed = {option: getattr(asked, key) for option, key in options.items() if getattr(asked, key) != getattr(usual, key)}
     return shlex.join([*words, *(str(word) for pair in changed.items() for word in pair)])
-
-
-def _compared(scene: "Scene") -> "Comparison":
-    from unicron_lib.simulation.comparison import compare
-
-    with progress(len(scene.policies) * len(scene.traces), "simulating") as done:
-        return compare(scene.policies, scene.traces, scene.cluster, scene.workload.jobs, reference=scene.reference, done=done)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from rich.table import Table
 from unicron_lib.cli.options import console
 from unicron_lib.cli.simulator_figures import BAR_MEMORY_MB, Simulated
 
-MOST_BELOW = 20
+MOST_BELOW, MOST_JOBS, MOST_COSTLY = 20, 64, 3
 
 
 def show(answer: Mapping[str, Any]) -> None:
@@ -63,10 +63,13 @@ def _jobs(answer: Mapping[str, Any]) -> Table:
     table = Table("job", title=f"The jobs under {answer['reference']}")
     for column in ("accumulated WAF", "ETTR", "goodput", "GPU-h"):
         table.add_column(column, justify="right")
-    for name, it in answer["policies"][answer["reference"]]["jobs"].items():
+    jobs = answer["policies"][answer["reference"]]["jobs"]
+    for name, it in list(jobs.items())[:MOST_JOBS]:
         hours = sum(it.get("gpu_h", {}).values())
         figures = (f"{it.get('ettr', 0.0):.1%}", f"{it.get('goodput', 0.0):.1%}", f"{hours:,.0f}")
         table.add_row(escape(name), f"{it['accumulated_waf']:.4g}", *figures)
+    if len(jobs) > MOST_JOBS:
+        table.caption = f"and {len(jobs) - MOST_JOBS} more, all in --json"
     return table
 
 
@@ -74,6 +77,10 @@ def _notes(answer: Mapping[str, Any]) -> list[str]:
     own = answer["policies"][answer["reference"]]
     uses = ", ".join(f"{use} {hours:.3g}" for use, hours in sorted(own["badput_gpu_h"].items(), key=lambda it: -it[1]))
     notes = [f"Badput of {answer['reference']} in GPU-hours: {uses or 'none'}."]
+    costly = list(own["costliest_of_first_seed"].items())[:MOST_COSTLY]
+    told = (f"{cause} {loss['gpu_s'] / 3600:.3g} GPU-hours, ${loss['dollars']:.0f}" for cause, loss in costly if loss["gpu_s"])
+    notes.append(f"What cost {answer['reference']} most on the first seed: {'; '.join(told) or 'nothing'}.")
+    notes.append("ETTR and goodput are shares of time, whatever the speed: a slow system can have good ones.")
     if answer["fitted"]:
         notes.append(f"Fitted to the published ratios, so that agreement is no evidence: {', '.join(answer['fitted'])}.")
     fitted = {name: it["fitted"] for name, it in answer["policies"].items() if it["fitted"]}

@@ -9,7 +9,7 @@ from unicron_lib.agent.messages import GpuFault, NodeUnreachable, Observation
 
 REMEMBERED_IDS = 20_000
 MOST_WAITING = 1024
-"""Of one life of an agent. It sends no more than `unicron_lib.agent.window.WINDOW` before it waits for answers."""
+"""Of one life of an agent. It sends no more than twice `unicron_lib.agent.window.WINDOW` before it waits for answers."""
 MOST_AT_ONCE = 64
 """In one answer: who asks gets the next ones once these are acknowledged."""
 

@@ -12,16 +12,10 @@ from unicron_lib.simulation.faults import Trace
 from unicron_lib.simulation.policy import Policy
 from unicron_lib.simulation.workload import SimCluster, SimJob
 
-PUBLISHED: Mapping[str, Mapping[str, float]] = MappingProxyType(
-    {
-        "trace-a": MappingProxyType({"megatron": 1.2, "bamboo": 4.6, "oobleck": 3.7, "varuna": 4.8}),
-        "trace-b": MappingProxyType({"megatron": 1.9, "bamboo": 4.8, "oobleck": 3.8, "varuna": 5.8}),
-    }
-)
-"""So many times what each of them has accumulated is Unicron's WAF, by the Unicron paper."""
-
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 _Z = 1.959964
+
+NOTHING: Mapping[str, float] = MappingProxyType({})
 
 ROUNDING = 1e-9
 """Two runs that differ by less than this share have earned the same."""
@@ -53,13 +47,14 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All results by policy; `reference` is the one that the others are held against."""
+    """All results by policy; the others are held against `reference`. `published` is what `times` is elsewhere."""
 
     trace: str
     cluster: SimCluster
     jobs: tuple[SimJob, ...]
     reference: str
     results: Mapping[str, Result]
+    published: Mapping[str, float]
 
     def times(self, policy: str) -> Mean | None:
         """How many times the policy's WAF the reference has accumulated, seed by seed; None if it earned nothing at all."""
@@ -68,10 +63,6 @@ class Comparison:
     def ratio(self, policy: str) -> Mean | None:
         """The policy's WAF as a share of the reference's, seed by seed; None if the reference earned nothing."""
         return _quotient([(waf, own) for own, waf in self._pairs(policy)])
-
-    def published(self, policy: str) -> float | None:
-        """What the Unicron paper has for `times`, on its own traces."""
-        return PUBLISHED.get(self.trace, {}).get(policy)
 
     def below(self) -> tuple["Below", ...]:
         """The runs in which the reference has earned less than another policy."""
@@ -110,6 +101,7 @@ def compare(
     jobs: Sequence[SimJob],
     *,
     reference: str,
+    published: Mapping[str, float] = NOTHING,
     done: Callable[[], None] = lambda: None,
 ) -> Comparison:
     """Run each policy on the trace of each seed; `done` is told after each run. `reference` names one of the policies."""
@@ -126,7 +118,7 @@ def compare(
         for policy in policies
     }
     name = next(iter(traces.values())).name
-    return Comparison(trace=name, cluster=cluster, jobs=tuple(jobs), reference=reference, results=results)
+    return Comparison(trace=name, cluster=cluster, jobs=tuple(jobs), reference=reference, results=results, published=published)
 
 
 def _quotient(pairs: Sequence[tuple[float, float]]) -> Mean | None:

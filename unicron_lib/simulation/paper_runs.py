@@ -1,18 +1,21 @@
 """The published figures that are simulated, each beside what was published, and what lies beyond the papers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from unicron_lib.domain.failures import ErrorKind
+from unicron_lib.planning.transition_cost import DEFAULT
 from unicron_lib.simulation import cases, scenes
 from unicron_lib.simulation.baselines import BASELINES, PAPER
-from unicron_lib.simulation.comparison import Comparison, Mean, compare
+from unicron_lib.simulation.comparison import Comparison, Mean
+from unicron_lib.simulation.durations import LINKS, Transition
 from unicron_lib.simulation.engine import simulate
 from unicron_lib.simulation.faults import Fault, Trace
 from unicron_lib.simulation.generators import DAY_S
 from unicron_lib.simulation.ledger import Segment
 from unicron_lib.simulation.policy import Policy
-from unicron_lib.simulation.scenes import Asked, Scene, build
+from unicron_lib.simulation.scenes import Asked, Scene, build, compared
 from unicron_lib.simulation.tables import Cell, Table
 from unicron_lib.simulation.unicron import Unicron
 from unicron_lib.simulation.uses import Use
@@ -21,42 +24,37 @@ from unicron_lib.simulation.workload import SimCluster
 FLEET_GPUS = (1_024, 4_096, 16_384, 65_536, 100_000)
 FLEET_DAYS = 30.0
 RULES = ("equally", "weighted", "sized")
-SIZES = (16, 32, 64, 128)
+SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType({"7b": (16, 32, 64, 128), "70b": (40, 64, 128)})
 
 Done = Callable[[], None]
 
 
-def ratios(found: Comparison, scene: Scene) -> Table:
-    """Accumulated WAF of Unicron over that of each other policy."""
+def ratios(name: str, found: Comparison, scene: Scene) -> Table:
+    """Accumulated WAF of Unicron over that of each other policy; `name` is the table's."""
     rows = []
-    for name, result in found.results.items():
-        times = found.times(name)
+    for policy, result in found.results.items():
+        times = found.times(policy)
         ettr = sum(books.cluster.ettr for books in result.books.values()) / len(result.books)
-        rows.append((name, found.published(name), *_cells(times), ettr, "; ".join(result.fitted)))
+        rows.append((policy, found.published.get(policy), *_cells(times), ettr, "; ".join(result.fitted)))
     below = [f"Below {run.policy} on seed {run.seed} by {run.surplus_flop:.3g} FLOP: {run.why}." for run in found.below()]
     seeds = list(scene.traces)
     return Table(
-        name=found.trace,
+        name=name,
         title=f"{found.trace}: how many times the accumulated WAF of each policy {found.reference} has",
         columns=("policy", "published", "simulated", "95% from", "to", "ETTR", "fitted inputs of the policy"),
         rows=tuple(rows),
         notes=(
-            f"{found.cluster.num_gpus} GPUs, jobs {scene.workload.name}, {len(seeds)} seeds from {seeds[0]}.",
+            f"{found.cluster.num_gpus} GPUs, jobs {scene.workload.name}, seeds {seeds[0]} to {seeds[-1]}.",
             *([f"Fitted, so that agreement is no evidence: {', '.join(scene.fitted)}."] if scene.fitted else []),
             *(below or [f"{found.reference} is above every other policy in each run."]),
         ),
     )
 
 
-def compared(scene: Scene, done: Done) -> Comparison:
-    """All policies of the scene on all its traces."""
-    return compare(scene.policies, scene.traces, scene.cluster, scene.workload.jobs, reference=scene.reference, done=done)
-
-
 def restart_path() -> Table:
     """The 68 minutes of a restart by hand, as the simulator plays them."""
     fault = Fault(at_s=DAY_S / 2, kind=ErrorKind.NCCL_TIMEOUT, node=0)
-    spent = _standing(BASELINES["megatron-shrink"], fault, num_gpus=cases.NODE_GPUS)
+    spent = _standing(BASELINES["megatron-shrink"], fault, kind="7b", num_gpus=cases.NODE_GPUS)
     published = (("all-reduce time-out", 30), ("new submission", 9), ("environment, CUDA", 14), ("computed again", 15))
     simulated = [segment.duration_s / 60 for segment in spent]
     rows: list[tuple[Cell, ...]] = [(*it, minutes) for it, minutes in zip(published, simulated, strict=True)]
@@ -73,28 +71,32 @@ def restart_path() -> Table:
 
 def transition_times() -> Table:
     """From the loss of a node until the job trains again, by the size of the cluster."""
-    policies = [Unicron(), *(BASELINES[name] for name in ("oobleck", "bamboo", "varuna", "gemini", "megatron-shrink"))]
+    here = Unicron(name="unicron, production's bandwidths", transition=Transition(bandwidths=DEFAULT))
+    policies = [Unicron(), here, *(BASELINES[name] for name in ("oobleck", "bamboo", "varuna", "gemini", "megatron-shrink"))]
     fault = Fault(at_s=DAY_S / 2, kind=ErrorKind.ECC_ERROR, node=0, repair_s=DAY_S)
     rows = [
-        (gpus, *(sum(s.duration_s for s in _standing(policy, fault, num_gpus=gpus)) for policy in policies)) for gpus in SIZES
+        (kind, gpus, *(sum(s.duration_s for s in _standing(policy, fault, kind=kind, num_gpus=gpus)) for policy in policies))
+        for kind, sizes in SIZES.items()
+        for gpus in sizes
     ]
     return Table(
         name="transition-times",
-        title="Seconds from the loss of a node until a job of GPT 7B on the whole cluster trains again",
-        columns=("GPUs", *(policy.name for policy in policies)),
+        title="Seconds from the loss of a node until the only job of a cluster trains again",
+        columns=("model", "GPUs", *(policy.name for policy in policies)),
         rows=tuple(rows),
         notes=(
             "An ECC error; detection is included, D_timeout of 30 min where there is no in-band detection.",
             "Megatron goes on with the nodes that are left (megatron-shrink); in the ratios it waits for the repair.",
-            "The modelled times do not depend on the size, but for where the state comes from.",
+            f"State moves at {LINKS.replica / 1e9:g} GB/s, assumed of the paper's cluster; beside it, this version's speed.",
+            "The modelled times depend on the size only by where the state comes from, and how much of it there is.",
         ),
     )
 
 
-def _standing(policy: Policy, fault: Fault, *, num_gpus: int) -> list[Segment]:
-    """What a job of GPT 7B on the whole cluster does from the fault until it trains again, part by part."""
+def _standing(policy: Policy, fault: Fault, *, kind: str, num_gpus: int) -> list[Segment]:
+    """What a job on the whole cluster does from the fault until it trains again, part by part."""
     cluster = SimCluster(num_nodes=num_gpus // cases.NODE_GPUS)
-    job = cases.KINDS["7b"].job("gpt-7b", max_gpus=num_gpus)
+    job = cases.KINDS[kind].job(f"gpt-{kind}", max_gpus=num_gpus)
     trace = Trace(name="one fault", source="made", duration_s=DAY_S, faults=(fault,))
     found = [segment for segment in simulate(policy, trace, cluster, [job]).segments if segment.job == job.job]
     after = [segment for segment in found if segment.from_s >= fault.at_s]

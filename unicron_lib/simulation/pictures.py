@@ -1,12 +1,14 @@
 """Pictures of a comparison: WAF over time, ratios, and who held which GPUs when. Written by hand as SVG."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import ceil
 
 from unicron_lib.simulation import svg
 from unicron_lib.simulation.accounting import curve
+from unicron_lib.simulation.baselines import PAPER
+from unicron_lib.simulation.closed_forms import DAY_S
 from unicron_lib.simulation.comparison import Comparison
 from unicron_lib.simulation.engine import Outcome
 from unicron_lib.simulation.ledger import NOBODY, Segment
@@ -17,7 +19,7 @@ PLOT = svg.WIDTH - LEFT - RIGHT
 CURVES_HEIGHT, ROW, LEGEND_COLUMNS = 260, 24, 5
 EXACT_POINTS = 3000
 """A curve of more turns is drawn as the mean of each pixel."""
-DAY_S = 86400.0
+MOST_CURVES, MOST_ROWS = 6, 64
 GRAVE, LIGHT, AT_WORK, STANDING = "#c62828", "#9e9e9e", "#4f8fcf", "#e07b39"
 
 
@@ -37,20 +39,34 @@ Part = tuple[float, list[str]]
 
 def _curves(found: Comparison, own: Outcome) -> Part:
     """WAF over time by policy; below the axis a mark for each fault, longer and red where a node is lost."""
-    lines = {name: _of_time(result.first) for name, result in found.results.items()}
+    lines = {name: _of_time(found.results[name].first) for name in drawn(found)}
+    colours = _colours(found)
     most = max((y for points in lines.values() for _, y in points), default=0.0) or 1.0
     floor = TOP + CURVES_HEIGHT
     shapes = [svg.text(LEFT, TOP - 18, "WAF over time (weighted FLOP/s)", size=15)]
     for step in range(5):
         y = floor - CURVES_HEIGHT * step / 4
         shapes += [svg.line(LEFT, y, svg.WIDTH - RIGHT, y), svg.text(LEFT - 8, y + 4, f"{most * step / 4:.3g}", anchor="end")]
-    for number, points in enumerate(lines.values()):
+    for name, points in reversed(lines.items()):  # the reference is drawn last, over the others
         placed = [(LEFT + x * PLOT, floor - y / most * CURVES_HEIGHT) for x, y in points]
-        shapes.append(svg.curve(placed, svg.colour_of(number)))
+        shapes.append(svg.curve(placed, colours[name]))
     shapes += _marks(own, floor)
     shapes += _days(own.duration_s, floor + 34)
-    shapes += _legend(list(lines), floor + 60)
+    shapes += _legend({name: colours[name] for name in lines}, floor + 60)
     return floor + 60 + ceil(len(lines) / LEGEND_COLUMNS) * ROW, shapes
+
+
+def drawn(found: Comparison) -> list[str]:
+    """Whose curves are drawn: all, or of many the reference and those of the paper, else nobody can tell them apart."""
+    names = list(found.results)
+    if len(names) <= MOST_CURVES:
+        return names
+    chosen = [found.reference, *(name for name in PAPER if name in names)]
+    return [*chosen, *(name for name in names if name not in chosen)][: len(PAPER) + 1]
+
+
+def _colours(found: Comparison) -> dict[str, str]:
+    return {name: svg.colour_of(number) for number, name in enumerate(found.results)}
 
 
 def _of_time(outcome: Outcome) -> list[svg.Point]:
@@ -90,23 +106,23 @@ def _days(duration_s: float, y: float) -> Iterator[str]:
         yield svg.text(LEFT + PLOT * step / 4, y, f"day {days * step / 4:.3g}", anchor="middle")
 
 
-def _legend(names: Sequence[str], top: float) -> Iterator[str]:
+def _legend(colours: Mapping[str, str], top: float) -> Iterator[str]:
     wide = (svg.WIDTH - 2 * RIGHT) / LEGEND_COLUMNS
-    for number, name in enumerate(names):
+    for number, (name, colour) in enumerate(colours.items()):
         x, y = RIGHT + number % LEGEND_COLUMNS * wide, top + number // LEGEND_COLUMNS * ROW
-        yield svg.rect(x, y, 14, 14, svg.colour_of(number))
+        yield svg.rect(x, y, 14, 14, colour)
         yield svg.text(x + 20, y + 12, name, size=12)
 
 
 def _bars(found: Comparison) -> Part:
     """How many times a policy's WAF the reference has, with the interval over seeds, and a mark at what is published."""
     means = {name: times for name in found.results if (times := found.times(name))}
-    published = {name: value for name in means if (value := found.published(name))}
+    published = {name: value for name, value in found.published.items() if name in means}
     most = max([1.0, *(it.high or it.mean for it in means.values()), *published.values()])
     title = f"Times the accumulated WAF of a policy that {found.reference} has (whisker: 95% interval, red: published)"
     shapes = [svg.text(LEFT, TOP - 18, title, size=15)]
     scale = (PLOT - 70) / most
-    colours = {name: svg.colour_of(number) for number, name in enumerate(found.results)}
+    colours = _colours(found)
     for number, (name, it) in enumerate(means.items()):
         y = TOP + number * ROW
         shapes += [svg.text(LEFT - 8, y + 14, name[:22], anchor="end", size=12)]
@@ -121,8 +137,11 @@ def _bars(found: Comparison) -> Part:
 
 
 def _gantt(outcome: Outcome) -> Part:
-    """A row a job: as high as its GPUs of the most that it ever held, blue while it trains, orange while it does not."""
-    jobs = [job.job for job in outcome.jobs]
+    """A row a job: as high as its GPUs of the most that it ever held, blue while it trains, orange while it does not.
+
+    Of more jobs than `MOST_ROWS` the first ones are drawn.
+    """
+    jobs = [job.job for job in outcome.jobs][:MOST_ROWS]
     most = {job: max((s.gpus for s in outcome.segments if s.job == job), default=0) for job in jobs}
     title = f"GPUs of each job under {outcome.policy} (blue: training, orange: not; in brackets the most it held)"
     shapes = [svg.text(LEFT, TOP - 18, title, size=15)]
@@ -139,17 +158,17 @@ def _gantt(outcome: Outcome) -> Part:
     return lost + 2 * ROW + 10, [*shapes, *_days(outcome.duration_s, lost + ROW + 18)]
 
 
-def _held(outcome: Outcome, rows: dict[str, int], most: dict[str, int]) -> Iterator[str]:
+def _held(outcome: Outcome, rows: Mapping[str, int], most: Mapping[str, int]) -> Iterator[str]:
     """What is too short for half a pixel is drawn as half a pixel, once a place."""
-    drawn = set()
+    placed = set()
     for segment in sorted(outcome.segments, key=lambda segment: segment.use is not Use.TRAINING):
         if segment.job not in rows or not segment.gpus:
             continue
         x, wide = _across(segment, outcome.duration_s)
         is_training = segment.use is Use.TRAINING
         place = (segment.job, round(x * 2), round(wide * 2), segment.gpus if wide > 1 else 0, is_training)
-        if place not in drawn:
-            drawn.add(place)
+        if place not in placed:
+            placed.add(place)
             high = (ROW - 5) * segment.gpus / most[segment.job]
             y = TOP + (rows[segment.job] + 1) * ROW - 3 - high
             tip = f"{segment.job}: {segment.gpus} GPUs, {segment.use}" if wide > 1 else ""

@@ -48,7 +48,7 @@ def _of_policy(found: Comparison, result: Result) -> dict[str, Any]:
         "ratio_to_unicron_95": interval(ratio),
         "unicron_is_times": times and times.mean,
         "unicron_is_times_95": interval(times),
-        "published": found.published(name),
+        "published": found.published.get(name),
         "fitted": list(result.fitted),
         **_account([own.cluster for own in books]),
         "ettr_of_jobs": fmean(account.ettr for own in books for account in own.jobs.values()),

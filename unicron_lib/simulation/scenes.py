@@ -1,7 +1,7 @@
 """What is asked of a simulation, by name, as cluster, jobs, traces and policies."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -11,6 +11,7 @@ from unicron_lib.simulation import ablations, workloads
 from unicron_lib.simulation.baselines import BASELINES, PAPER
 from unicron_lib.simulation.cases import CLUSTER
 from unicron_lib.simulation.closed_forms import DAY_S, RSC1_FAILURES
+from unicron_lib.simulation.comparison import Comparison, compare
 from unicron_lib.simulation.faults import Trace
 from unicron_lib.simulation.fleet import Fleet
 from unicron_lib.simulation.generators import Hazard, generated, trace_a, trace_b
@@ -23,8 +24,18 @@ from unicron_lib.simulation.workloads import Workload
 RANKED_NODES = 128
 """Up to so many nodes every rank has its place; beyond, Unicron is simulated as a fleet, unless asked for by name."""
 
+MOST_NODES = 100_000
+
 OF_PAPER = MappingProxyType({"trace-a": trace_a, "trace-b": trace_b})
 GENERATED = "generated"
+
+PUBLISHED: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {
+        "trace-a": MappingProxyType({"megatron": 1.2, "bamboo": 4.6, "oobleck": 3.7, "varuna": 4.8}),
+        "trace-b": MappingProxyType({"megatron": 1.9, "bamboo": 4.8, "oobleck": 3.8, "varuna": 5.8}),
+    }
+)
+"""So many times what each of them has accumulated is Unicron's WAF, by the Unicron paper, on its 128 GPUs."""
 
 ABLATIONS: Mapping[str, Callable[[], Policy]] = MappingProxyType({make().name: make for make in ablations.ABLATIONS})
 
@@ -58,14 +69,18 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """All that `comparison.compare` takes; `fitted` are inputs of the trace and the jobs that were fitted."""
+    """All that `comparison.compare` takes; `fitted` are inputs of the trace and the jobs that were fitted.
+
+    `published` are the ratios that the paper has for the very scene.
+    """
 
     cluster: SimCluster
     workload: Workload
     traces: Mapping[int, Trace]
     policies: tuple[Policy, ...]
     reference: str
-    fitted: tuple[str, ...]
+    fitted: tuple[str, ...] = ()
+    published: Mapping[str, float] = field(default_factory=dict)
 
 
 def build(asked: Asked) -> Scene:
@@ -84,8 +99,29 @@ def build(asked: Asked) -> Scene:
     name = asked.jobs or workloads.usual(num_nodes)
     workload = workloads.named(name, num_nodes=num_nodes, gpus_per_node=asked.gpus_per_node)
     policies, reference = _policies(asked.policies, num_nodes)
-    fitted = workload.fitted if asked.trace in OF_PAPER else ()
-    return Scene(cluster=cluster, workload=workload, traces=traces, policies=policies, reference=reference, fitted=fitted)
+    is_papers = asked.trace in OF_PAPER and workload.name == "mixed" and cluster.num_gpus == CLUSTER.num_gpus
+    return Scene(
+        cluster=cluster,
+        workload=workload,
+        traces=traces,
+        policies=policies,
+        reference=reference,
+        fitted=workload.fitted if asked.trace in OF_PAPER else (),
+        published=PUBLISHED[asked.trace] if is_papers else {},
+    )
+
+
+def compared(scene: Scene, done: Callable[[], None]) -> Comparison:
+    """All policies of the scene on all its traces; `done` is told after each run."""
+    return compare(
+        scene.policies,
+        scene.traces,
+        scene.cluster,
+        scene.workload.jobs,
+        reference=scene.reference,
+        published=scene.published,
+        done=done,
+    )
 
 
 def _traces(asked: Asked) -> dict[int, Trace]:
@@ -108,7 +144,10 @@ def _nodes_of(asked: Asked, trace: Trace) -> int:
     """Those of the paper, or as many as a file names."""
     if asked.trace in OF_PAPER or asked.trace == GENERATED:
         return CLUSTER.num_nodes
-    return max((fault.node for fault in trace.faults), default=CLUSTER.num_nodes - 1) + 1
+    found = max((fault.node for fault in trace.faults), default=CLUSTER.num_nodes - 1) + 1
+    if found > MOST_NODES:
+        raise UserError(f"the trace {asked.trace} names node {found - 1}, more than {MOST_NODES} nodes: give --nodes")
+    return found
 
 
 def _believed_s(asked: Asked, traces: Mapping[int, Trace], num_nodes: int) -> float:

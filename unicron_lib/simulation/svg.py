@@ -12,7 +12,7 @@ def document(title: str, height: float, body: Sequence[str]) -> str:
     size = f'viewBox="0 0 {WIDTH} {height:.0f}" font-family="sans-serif" font-size="13"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
     background = f'<rect width="{WIDTH}" height="{height:.0f}" fill="#ffffff"/>'
-    return "\n".join([head, f"<title>{escape(title)}</title>", background, *body, "</svg>", ""])
+    return "\n".join([head, f"<title>{_words(title)}</title>", background, *body, "</svg>", ""])
 
 
 def moved(top: float, body: Sequence[str]) -> list[str]:
@@ -24,7 +24,7 @@ def rect(x: float, y: float, width: float, height: float, colour: str, *, tip: s
     """A filled box; `tip` shows under the pointer."""
     shape = f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" fill="{colour}"'
     shape += f' fill-opacity="{opacity:g}"' if opacity < 1 else ""
-    return f"{shape}><title>{escape(tip)}</title></rect>" if tip else f"{shape}/>"
+    return f"{shape}><title>{_words(tip)}</title></rect>" if tip else f"{shape}/>"
 
 
 def line(x: float, y: float, to_x: float, to_y: float, colour: str = GRID, *, width: float = 1.0) -> str:
@@ -40,11 +40,15 @@ def curve(points: Sequence[Point], colour: str) -> str:
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", colour: str = INK, size: int = 13) -> str:
-    """Words that begin, end or have their middle at `x`. XML knows no control characters: they become question marks."""
-    shown = escape("".join(letter if letter.isprintable() else "?" for letter in words))
-    return f'<text x="{x:.2f}" y="{y:.2f}" fill="{colour}" font-size="{size}" text-anchor="{anchor}">{shown}</text>'
+    """Words that begin, end or have their middle at `x`."""
+    return f'<text x="{x:.2f}" y="{y:.2f}" fill="{colour}" font-size="{size}" text-anchor="{anchor}">{_words(words)}</text>'
 
 
 def colour_of(number: int) -> str:
     """Of a curve or a bar: steps of the golden angle, so that neighbours differ, however many there are."""
     return f"hsl({(215 + number * 137.508) % 360:.0f} 62% 45%)"
+
+
+def _words(text: str) -> str:
+    # XML knows no control characters, not even escaped ones
+    return escape("".join(letter if letter.isprintable() else "?" for letter in text))

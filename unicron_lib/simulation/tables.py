@@ -9,13 +9,17 @@ Cell = str | float | int | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """`name` is a file's; `notes` are sentences: sources, what is fitted, what is not reproduced and why."""
+    """`name` is a file's, `picture` that of an SVG beside it, if any.
+
+    `notes` are sentences: sources, what is fitted, what is not reproduced and why.
+    """
 
     name: str
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
+    picture: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """All of it."""
@@ -26,7 +30,8 @@ class Table:
         lines = [self.columns, ("---",) * len(self.columns), *(tuple(shown(cell) for cell in row) for row in self.rows)]
         table = [f"| {' | '.join(line)} |" for line in lines]
         notes = [f"- {note}" for note in self.notes]
-        return "\n".join([f"## {self.title}", "", *table, *([""] if notes else []), *notes, ""])
+        picture = [f"![{self.title}]({self.picture})", ""] if self.picture else []
+        return "\n".join([f"## {self.title}", "", *picture, *table, *([""] if notes else []), *notes, ""])
 
 
 def shown(cell: Cell) -> str:

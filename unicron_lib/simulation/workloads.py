@@ -94,8 +94,10 @@ def usual(num_nodes: int) -> str:
 
 
 def fleet(num_jobs: int, *, num_nodes: int, gpus_per_node: int = 8) -> tuple[SimJob, ...]:
-    """Jobs of whole nodes and four weights; each could use twice its share of the cluster."""
-    share = max(1, num_nodes // num_jobs)
+    """Jobs of whole nodes and four weights; each could use twice its share. Raises UserError for more jobs than nodes."""
+    if num_jobs > num_nodes:
+        raise UserError(f"a fleet of {num_jobs} jobs needs as many nodes, the cluster has {num_nodes}")
+    share = num_nodes // num_jobs
     step = -(-2 * share // FLEET_STEPS)
     sizes = [nodes * gpus_per_node for nodes in range(step, 2 * share + 1, step)]
     table = {size: FLEET_FLOPS * size**FLEET_POWER for size in sizes}

@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
@@ -127,7 +128,7 @@ async def test_a_flood_reaches_the_journal_once_and_in_order_although_the_contro
     """Ten thousand observations at once; the controller is killed three times while they are being told."""
     outbox = Outbox(node="flood", boot="b")
     for seq in range(10_000):
-        outbox.add(failed("flood", seq).body, at=time.time())
+        outbox.add(replace(failed("flood", 0).body, iteration=seq), at=time.time())
     told: list[int] = []
     async with uplink(cluster, outbox):
         for part in range(1, 4):
@@ -146,7 +147,7 @@ async def test_a_flood_reaches_the_journal_once_and_in_order_although_the_contro
 @asynccontextmanager
 async def uplink(cluster: LocalCluster, outbox: Outbox) -> AsyncIterator[None]:
     """The agent's own uplink, without an agent around it."""
-    facts = SimpleNamespace(node="flood", address="x", num_gpus=0, rack="")
+    facts = SimpleNamespace(node="flood", address="x", num_gpus=0, rack="", pool="", gpu_model="")
     supervisor = SimpleNamespace(facts=facts, ranks=SimpleNamespace(alive=()), kill_all=None, on_news=None)
     link = Uplink(url=cluster.agents_url, token=cluster.token, supervisor=supervisor, outbox=outbox, commands=None)
     talking = asyncio.create_task(link.run())
