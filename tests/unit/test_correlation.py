@@ -246,7 +246,7 @@ def test_a_users_illegal_access_on_many_gpus_isolates_nobody_and_a_gpu_that_repe
 def test_the_loss_of_a_nodes_next_life_is_news(when):
     scene = running_pair()
     job = next(iter(scene.state.jobs))
-    node = sorted(scene.state.jobs[job].nodes)[0]
+    node = min(scene.state.jobs[job].nodes)
     scene.lose(node)
     if when == "during the answer to the first":
         scene.now += 2.0
