@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from storm_control import Controller, Health
+from storm_control import ORPHAN_AGE_S, Controller, Health
 from storm_kernel import Kernel, Network, Work
 from storm_node import ECHO, Node, Rank
 from storm_recovery import Recovery
@@ -59,7 +59,7 @@ class World:
         it = {"kernel": self.kernel, "network": self.network, "store": self.store, "witness": self.witness}
         self.nodes = {name: Node(name=name, num_gpus=self.gpus_per_node, **it) for name in names}
         self.controller = Controller(self.kernel, self.network, self.store, self.nodes, self.stepping)
-        self.healths = [Health(self.kernel, self.store, self.controller, age_s) for age_s in (0.0, 1.5)]
+        self.healths = [Health(self.kernel, self.store, self.controller, age_s) for age_s in (0.0, ORPHAN_AGE_S)]
         for name in ("recovery-1", "recovery-2"):
             self.recoveries.append(Recovery(name, self.kernel, self.store, self.controller, share, self.progress))
         for node in self.nodes.values():
