@@ -27,7 +27,7 @@ format: setup ## let ruff repair what it can
 test: check ## run every check and test (ARGS='-k planning' for some of them)
 	$(BIN)/pytest $(ARGS)
 
-storm: setup ## a thousand random clusters against the dynamic programme: minutes
+storm: setup ## storms of faults on a cluster, on the decisions in virtual time, and on the planner: half an hour
 	$(BIN)/pytest -m storm $(ARGS)
 
 paper: setup ## the papers' figures into results/, a few minutes (ARGS='--seeds 50', ARGS='--trace FILE')

@@ -247,5 +247,14 @@ async def _send(node: str, command: Command, *, timeout_s: float) -> Reply:
 
 
 async def _is_out(node: str) -> bool:
+    """Whether it will not answer. An isolated node that is merely away for a moment will: its ranks are to be stopped."""
     state = await asyncio.to_thread(services().journal.refresh)
-    return node not in state.nodes or state.nodes[node].status not in {NodeStatus.READY, NodeStatus.SUSPECT}
+    if node not in state.nodes or state.nodes[node].status is NodeStatus.LOST:
+        return True
+    if state.nodes[node].status in {NodeStatus.READY, NodeStatus.SUSPECT}:
+        return False
+    try:
+        views = {view.node: view for view in await services().controller.nodes()}
+    except ControllerError:
+        return False
+    return node not in views or views[node].verdict == "lost"

@@ -241,4 +241,9 @@ class Recovery:
 
     def _is_out(self, node: str) -> bool:
         state = self._refreshed()
-        return node not in state.nodes or state.nodes[node].status not in {NodeStatus.READY, NodeStatus.SUSPECT}
+        if node not in state.nodes or state.nodes[node].status is NodeStatus.LOST:
+            return True
+        if state.nodes[node].status in {NodeStatus.READY, NodeStatus.SUSPECT}:
+            return False
+        record = self.controller.records.get(node)
+        return self.controller.is_up and record is not None and record.lost

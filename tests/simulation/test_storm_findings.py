@@ -1,6 +1,5 @@
-"""What storms have found, each as the smallest scene that shows it. An xfail is a finding that is not mended yet."""
+"""What storms have found and what has been mended since, each as the smallest scene that shows it."""
 
-import pytest
 from scenes import Scene, running_pair
 
 from unicron_lib.domain.actions import Respond
@@ -26,7 +25,6 @@ def stops(plan: Plan) -> set[str]:
     return {node for step in plan.steps if step.kind is StepKind.STOP for node in step.nodes}
 
 
-@pytest.mark.xfail(strict=True, reason="JobState.pending of a plan that was superseded twice is forgotten")
 def test_ranks_that_a_superseded_plan_may_have_launched_are_stopped_by_whoever_comes_after() -> None:
     """Storm 34: restarted on its nodes, then moved off one, then moved again before anything had been stopped there."""
     scene = running_pair()
@@ -40,9 +38,6 @@ def test_ranks_that_a_superseded_plan_may_have_launched_are_stopped_by_whoever_c
     assert first in stops(planned(scene))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="an answer that is superseded takes over only what touches it; the rest waits for its end"
-)
 def test_a_job_that_fails_again_and_again_does_not_keep_another_ones_failure_waiting() -> None:
     """The breaker has tripped, so the job that fails is restarted in place, and each answer is superseded by the next."""
     scene = running_pair()

@@ -54,11 +54,6 @@ def test_ten_thousand_storms_break_nothing(first: int) -> None:
     assert all(weather.entries for weather in play_all(first, 500))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="ranks outlive their generation on a node that was isolated, and away at the moment when they were to be stopped, "
-    "and where a plan that was superseded twice had launched them (test_storm_findings)",
-)
 def test_no_rank_outlives_its_generation() -> None:
     """It is fenced off the store, but it holds a GPU that the next job is launched on."""
     assert not [weather.left_behind for weather in play_all(0) if weather.left_behind]

@@ -64,7 +64,7 @@ def _refuse_outdated(state: ClusterState, event: PlanDecided) -> None:
 def _planned_job(name: str, job: JobState, plan: Plan) -> JobState:
     generation = max((step.generation for step in plan.steps if step.job == name), default=job.generation)
     if generation > job.generation:
-        job = replace(job, generation=generation, stragglers={}, loss_spike="")
+        job = replace(job, generation=generation, left_on=tuple(sorted(job.nodes)), stragglers={}, loss_spike="")
     if job.status in ENDED:
         return job
     if name in plan.stopped:
@@ -89,7 +89,7 @@ def step_completed(state: ClusterState, event: StepCompleted) -> ClusterState:
     if not plan.is_active:
         return state
     if step.kind is StepKind.STOP:
-        return state.with_job(replace(job, assignment=None))
+        return state.with_job(replace(job, assignment=None, left_on=()))
     if isinstance(reached := event.result.get("iteration"), int):
         job = replace(job, iteration=reached)
     if step.kind is StepKind.RESTORE:

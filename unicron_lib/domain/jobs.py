@@ -206,7 +206,8 @@ class JobState:
     """A job in the cluster.
 
     `generation` is the newest one that a plan has decided: the fencing token. `assignment` is where that (or, while a
-    transition runs, the previous) generation lives; `pending` where the running transition moves it.
+    transition runs, the previous) generation lives; `pending` where the running transition moves it; `left_on` are the nodes of
+    earlier generations whose ranks have not been stopped yet.
     `iteration` is the last one that the journal knows of, `failed_at` the one at which the job last failed, and
     `stuck_restarts` counts the failures since then that came without a new iteration. `failed_times` are those of the
     answers to failures of the job's own within its `restart_window_s`. `restored` tells whether this submission has chosen
@@ -221,6 +222,7 @@ class JobState:
     generation: int = 0
     assignment: Assignment | None = None
     pending: Assignment | None = None
+    left_on: tuple[str, ...] = ()
     iteration: int = -1
     failed_at: int | None = None
     stuck_restarts: int = 0
@@ -249,4 +251,4 @@ class JobState:
     def nodes(self) -> frozenset[str]:
         """Nodes on which ranks of the job may be running."""
         held = (assignment for assignment in (self.assignment, self.pending) if assignment)
-        return frozenset(slot.node for assignment in held for slot in assignment.slots)
+        return frozenset(self.left_on).union(slot.node for assignment in held for slot in assignment.slots)

@@ -73,6 +73,8 @@ def _under_way(state: ClusterState, active: PlanState, failures: Sequence[Incide
     verdicts = {name: verdict for name, verdict in found.items() if not verdict.dismiss}  # those can wait
     if not verdicts:
         return Continue(plan=plan.id, reason=f"plan {plan.id} is under way")
+    others = {i.id: judge(state, i, now) for i in failures if i not in touching and not _too_early(state, i, now, policy)}
+    verdicts |= {name: verdict for name, verdict in others.items() if not verdict.dismiss}  # else they might wait for ever
     if tripped := trips_breaker(state, verdicts, now, policy):
         return TripBreaker(reason=tripped)
     concerned = [state.incidents[name] for name in (*plan.incidents, *verdicts)]
