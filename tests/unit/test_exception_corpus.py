@@ -6,7 +6,7 @@ from unicron_lib.agent.messages import Observation
 from unicron_lib.agent.rank_messages import RankFailed
 from unicron_lib.detection.classify import classify
 from unicron_lib.detection.exceptions import kind_of_exception, kind_of_text
-from unicron_lib.domain.failures import DEFAULT_SEVERITY, ErrorKind, Severity
+from unicron_lib.domain.failures import DEFAULT_SEVERITY, ErrorKind, Severity, root_cause
 
 K = ErrorKind
 CUDA_TAIL = (
@@ -351,14 +351,16 @@ def test_the_root_wins_over_the_cascade_whenever_it_is_told(root: tuple[str, str
         failed(2, 10.2, "DistBackendError", "NCCL error: ncclRemoteError: A call failed"),
     ]
     seen = [classify(observation) for observation in [*echoes, failed(5, 10.0 + late, *root)]]
-    first = min((failure for failure in seen if failure is not None), key=lambda failure: failure.order)
+    first = root_cause([failure for failure in seen if failure is not None])
+    assert first is not None
     assert (first.kind, first.rank) == (kind, 5)
 
 
-def test_of_two_causes_of_a_kind_the_earlier_one_is_the_root() -> None:
+def test_of_causes_of_a_kind_the_earliest_of_the_node_that_was_heard_first_is_the_root() -> None:
     seen = [classify(failed(rank, 20.0 - rank, "KeyError", "'x'")) for rank in range(3)]
-    first = min((failure for failure in seen if failure is not None), key=lambda failure: failure.order)
-    assert first.rank == 2
+    first = root_cause([failure for failure in seen if failure is not None])
+    assert first is not None
+    assert first.rank == 1
 
 
 def test_a_long_hostile_text_is_looked_at_in_part() -> None:

@@ -173,7 +173,7 @@ class Failure:
         is_link = self.job is None and self.kind is ErrorKind.LINK_FLAPPING
         rank = 0 if not self.is_echo else 1 if is_link else 3 if self.symptom else 2
         foreign = (self.job is None) is not (self.severity is Severity.SEV1)
-        return rank, self.severity, self.not_before > self.seen_at, foreign
+        return rank, self.severity, bool(self.not_before) and self.not_before > self.seen_at, foreign
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure | None:
