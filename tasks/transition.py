@@ -237,7 +237,7 @@ async def _send(node: str, command: Command, *, timeout_s: float) -> Reply:
             reply = await services().controller.command(node, command, timeout_s=timeout_s)
             break
         except ControllerError as error:
-            if isinstance(error, CommandTimeout) or (isinstance(error, NodeNotConnected) and await _is_out(node)):
+            if isinstance(error, CommandTimeout) or (isinstance(error, NodeNotConnected) and await _stays_away(node)):
                 raise StepFailed(f"{node} did not answer {command.type} for {command.job}: {error}", node) from error
             log.info("%s for %s waits: %s", command.type, command.job, error)
             await asyncio.sleep(0.2)
@@ -247,12 +247,18 @@ async def _send(node: str, command: Command, *, timeout_s: float) -> Reply:
 
 
 async def _is_out(node: str) -> bool:
-    """Whether it will not answer. An isolated node that is merely away for a moment will: its ranks are to be stopped."""
+    """Whether nothing more needs to be asked of it: it is gone, or isolated."""
     state = await asyncio.to_thread(services().journal.refresh)
-    if node not in state.nodes or state.nodes[node].status is NodeStatus.LOST:
-        return True
-    if state.nodes[node].status in {NodeStatus.READY, NodeStatus.SUSPECT}:
+    return node not in state.nodes or state.nodes[node].status not in {NodeStatus.READY, NodeStatus.SUSPECT}
+
+
+async def _stays_away(node: str) -> bool:
+    """Whether a node without a connection will not come back. An isolated one may, and its ranks are still to be stopped."""
+    if not await _is_out(node):
         return False
+    known = services().journal.state.nodes.get(node)
+    if known is None or known.status is NodeStatus.LOST:
+        return True
     try:
         views = {view.node: view for view in await services().controller.nodes()}
     except ControllerError:

@@ -58,6 +58,9 @@ class FakeController:
             raise NodeNotConnected(f"node {node} is not connected")
         return self.agents.carry_out(node, wanted)
 
+    async def nodes(self):
+        return ()
+
     async def progress(self):
         return ()
 

@@ -218,7 +218,7 @@ class Recovery:
         while True:
             reply = yield from self._asked(node, command)
             if reply is None:
-                if self._is_out(node):
+                if self._stays_away(node):
                     raise StepFailed(f"{node} did not answer {command.step}", node)
                 yield 0.2
             elif reply.ok:
@@ -241,9 +241,11 @@ class Recovery:
 
     def _is_out(self, node: str) -> bool:
         state = self._refreshed()
-        if node not in state.nodes or state.nodes[node].status is NodeStatus.LOST:
-            return True
-        if state.nodes[node].status in {NodeStatus.READY, NodeStatus.SUSPECT}:
+        return node not in state.nodes or state.nodes[node].status not in {NodeStatus.READY, NodeStatus.SUSPECT}
+
+    def _stays_away(self, node: str) -> bool:
+        if not self._is_out(node):
             return False
         record = self.controller.records.get(node)
-        return self.controller.is_up and record is not None and record.lost
+        is_judged = self.controller.is_up and record is not None and record.lost
+        return is_judged or self.journal.state.nodes[node].status is NodeStatus.LOST
