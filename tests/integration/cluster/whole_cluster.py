@@ -106,7 +106,7 @@ class Cluster:
         self.until("new iterations", lambda _: all(now > before[job] for job, now in self.iterations().items()))
 
     def check_journal(self) -> None:
-        """No event twice, one completed plan an incident."""
+        """No event twice; one completed plan an incident, or a note on why none was needed: on a busy machine ranks do stall."""
         entries = self.journal.entries()
         doubles = [name for name, count in Counter(entry.event.id for entry in entries).items() if count > 1]
         assert not doubles
@@ -115,7 +115,7 @@ class Cluster:
         for incident in state.incidents.values():
             if incident.status is IncidentStatus.CLOSED:
                 done = [p for p in state.plans.values() if p.finished_at is not None and incident.id in p.plan.incidents]
-                assert len(done) == 1, incident
+                assert len(done) == 1 or (not done and incident.plan is None and incident.note), incident
 
     def new_failures(self, known) -> list:
         return [it for name, it in self.state.incidents.items() if name not in known and it.is_failure]
