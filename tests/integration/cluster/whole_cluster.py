@@ -106,7 +106,7 @@ class Cluster:
         self.until("new iterations", lambda _: all(now > before[job] for job, now in self.iterations().items()))
 
     def check_journal(self) -> None:
-        """No event twice; one completed plan an incident, or a note on why none was needed: on a busy machine ranks do stall."""
+        """No event twice; one completed plan an incident, or a note on why none was needed: busy machines do stall."""
         entries = self.journal.entries()
         doubles = [name for name, count in Counter(entry.event.id for entry in entries).items() if count > 1]
         assert not doubles
