@@ -48,7 +48,7 @@ async def respond(call: Call, *, incident: str | None = None) -> None:
     """Work until `incident` is over, or with None until nothing is open."""
     while True:
         state = await _refresh()
-        if incident is not None and _is_over(state, incident):
+        if incident is not None and is_over(state, incident):
             return
         match decide(state, time.time()):
             case Rest():
@@ -59,7 +59,8 @@ async def respond(call: Call, *, incident: str | None = None) -> None:
                 await _act(call, state, action)
 
 
-def _is_over(state: ClusterState, incident: str) -> bool:
+def is_over(state: ClusterState, incident: str) -> bool:
+    """Whether nothing is left to be done about it."""
     found = state.incidents.get(incident)
     return found is None or found.status in {IncidentStatus.CLOSED, IncidentStatus.MERGED}
 

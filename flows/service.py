@@ -30,12 +30,12 @@ from prefect.states import Completed, Pending
 from flows.foresight import keep_foreseeing, keep_rebalancing
 from flows.reconfiguration import reconfigure
 from flows.recovery import recover
-from flows.response import plain, respond
+from flows.response import is_over, plain, respond
 from flows.watching import hardly_waiting, keep_watched, prefect_answers
 from tasks.health import report
 from tasks.services import services
 from unicron_lib.domain.actions import Action, Continue, Dismiss, Respond, Rest, TripBreaker, Wait
-from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus
+from unicron_lib.domain.cluster import ClusterState, Incident
 from unicron_lib.domain.recovery import decide
 from unicron_lib.errors import ControllerError, UnicronError, UserError
 from unicron_lib.report import headline, incident_markdown
@@ -96,7 +96,7 @@ class RecoveryService:
             return min(max(action.until - time.time(), 0.01), POLL_S)
         incidents = _incidents_of(state, action)
         # whoever answers an incident that is not over does whatever is to be done
-        at_work = any(not _is_over(state, incident) for incident in self._answers)
+        at_work = any(not is_over(state, incident) for incident in self._answers)
         if incidents and not at_work and not set(incidents) & set(self._answers):
             self._answer(state.incidents[incidents[0]])
         return POLL_S
@@ -211,10 +211,6 @@ def _incidents_of(state: ClusterState, action: Action) -> tuple[str, ...]:
             return tuple(incident.id for incident in state.open_incidents if incident.is_failure)
         case Rest() | Wait():
             return ()
-
-
-def _is_over(state: ClusterState, incident: str) -> bool:
-    return state.incidents[incident].status in {IncidentStatus.CLOSED, IncidentStatus.MERGED}
 
 
 async def unless_busy(call: Callable[[], Awaitable[T]]) -> T:

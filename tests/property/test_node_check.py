@@ -1,4 +1,4 @@
-"""The node check against random truths: whom it may call what, and how many waves it takes."""
+"""The node check against random truths: whom it may call what, and how many turns it takes."""
 
 import random
 
@@ -14,7 +14,6 @@ from unicron_lib.diagnosis.node_check import (
     Report,
     next_groups,
     verdicts,
-    wave_of,
 )
 
 USUAL_S, SLOW_S = 0.2, 0.9
@@ -51,20 +50,19 @@ truths = st.integers(2, 64).flatmap(
 
 @settings(deadline=None)
 @given(truths)
-def test_exact_whenever_two_nodes_are_healthy_and_never_more_than_three_waves(truth):
+def test_exact_whenever_two_nodes_are_healthy(truth):
     nodes, bad = truth
     faulty = {nodes[i] for i in bad}
-    found, meetings = check(nodes, faulty)
+    found, _ = check(nodes, faulty)
     if len(nodes) - len(faulty) >= 2:
         assert called(found, CheckVerdict.FAULTY) == faulty
         assert called(found, CheckVerdict.GOOD) == set(nodes) - faulty
     else:
         assert called(found, CheckVerdict.UNDETERMINED) == set(nodes), "no healthy pair: nobody is accused"
-    assert max(wave_of(meeting.turn) for meeting in meetings) <= 3
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_64_nodes_need_three_waves_of_one_turn_each_while_a_third_is_faulty(seed):
+def test_64_nodes_need_three_turns_while_a_third_is_faulty(seed):
     chance = random.Random(seed)
     nodes = [f"n{i:02d}" for i in range(64)]
     faulty = set(chance.sample(nodes, chance.randint(0, 21)))
@@ -82,11 +80,10 @@ def test_who_is_slow_is_told_apart_from_who_is_faulty(truth, data):
     passing = [m for m in check(nodes, faulty)[1] if m.turn == 0 and m.passed]
     some = data.draw(st.sets(st.sampled_from(range(len(passing))))) if passing else set()
     slow = {passing[i].nodes[0] for i in sorted(some)[: (len(passing) - 1) // 2]}
-    found, meetings = check(nodes, faulty, slow)
+    found, _ = check(nodes, faulty, slow)
     if passing:
         assert called(found, CheckVerdict.STRAGGLER) == slow
         assert called(found, CheckVerdict.FAULTY) == faulty
-    assert max(wave_of(meeting.turn) for meeting in meetings) <= 3
 
 
 @settings(deadline=None)

@@ -21,12 +21,14 @@ from typer.testing import CliRunner
 from unicron_lib.adapters.files import FileStore
 from unicron_lib.agent.injection import Injection, xid_line
 from unicron_lib.agent.messages import Fault, InjectFault, Reply
-from unicron_lib.agent.ranks import Ranks
+from unicron_lib.agent.ranks import Rank, Ranks
 from unicron_lib.cli import app
-from unicron_lib.cli.faults import KINDS, STORE_DOWN, Harm, aim, amount_of
+from unicron_lib.cli.faults import KINDS, STORE_DOWN, Harm, aim, amount_of, text_of
+from unicron_lib.detection.exceptions import kind_of_exception
 from unicron_lib.detection.kernel_log import XidLine, parse
 from unicron_lib.domain.cluster import ClusterState, Node
 from unicron_lib.domain.events import FaultInjected, NodeJoined
+from unicron_lib.domain.failures import ErrorKind
 from unicron_lib.domain.jobs import JobSpec, JobState, JobStatus
 from unicron_lib.domain.plans import Assignment, Layout, Slot
 from unicron_lib.errors import AgentError, CommandTimeout, ControllerError, NodeNotConnected, UserError
@@ -329,3 +331,38 @@ def test_what_is_not_here_is_refused(fault: Fault) -> None:
         injection.carry_out(InjectFault(step="x", fault=fault, job="a", rank=0, gpu=2, amount=1.0))
     assert not gpus.injected
     assert not kernel.heard
+
+
+EXCEPTIONS = {
+    "AcceleratorError: CUDA error: uncorrectable ECC error encountered": ErrorKind.ECC_ERROR,
+    "AcceleratorError: CUDA error: an illegal memory access was encountered": ErrorKind.ILLEGAL_MEMORY_ACCESS,
+    "AcceleratorError: CUDA error: unspecified launch failure": ErrorKind.CUDA_ERROR,
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.": ErrorKind.OUT_OF_MEMORY,
+    "DistBackendError: NCCL error: ncclRemoteError: A call failed possibly due to a network error": ErrorKind.NCCL_REMOTE_ERROR,
+    "ConnectionRefusedError: [Errno 111] Connection refused": ErrorKind.CONNECTION_REFUSED,
+    "ConnectionResetError: [Errno 104] Connection reset by peer": ErrorKind.CONNECTION_RESET,
+    "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. ": ErrorKind.DATALOADER_ERROR,
+    "KeyError: 'input_ids'": ErrorKind.USER_ERROR,
+}
+
+
+@pytest.mark.parametrize(("text", "kind"), EXCEPTIONS.items())
+def test_what_is_raised_can_be_any_kind_of_failure(text: str, kind: ErrorKind) -> None:
+    name, _, message = text_of("exception", text).partition(": ")
+    assert kind_of_exception(name, message) is kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "told"), [("crash", "KeyError: x", "takes no"), ("exception", "no such type", "give")]
+)
+def test_a_text_that_makes_no_sense_is_refused(kind: str, text: str, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        text_of(kind, text)
+
+
+def test_the_text_reaches_the_rank() -> None:
+    ranks, orders = Ranks(), []
+    ranks.add(Rank(job="a", generation=1, rank=2, gpu=0, process=None, orders=orders))
+    injection = Injection(node="n0", num_gpus=2, ranks=ranks, gpus=None, kernel=None)
+    injection.carry_out(InjectFault(step="s", fault="exception", job="a", rank=2, text="KeyError: 'x'"))
+    assert [(order.order, order.text) for order in orders] == [("raise", "KeyError: 'x'")]

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import os
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -339,6 +338,7 @@ class Following:
     def __init__(self, path: Path, *, from_start: bool = False) -> None:
         self.lines: list[bytes] = []
         self.error: OSError | None = None
+        self._news = threading.Condition()
         self._opened, self._stop = threading.Event(), threading.Event()
         self._path, self._from_start = path, from_start
         self._thread = threading.Thread(target=self._work)
@@ -346,7 +346,9 @@ class Following:
     def _work(self) -> None:
         try:
             for lines in follow(self._path, self._stop.wait, self._opened.set, from_start=self._from_start):
-                self.lines += lines
+                with self._news:
+                    self.lines += lines
+                    self._news.notify()
         except OSError as error:
             self.error = error
             self._opened.set()
@@ -362,10 +364,8 @@ class Following:
         assert not self._thread.is_alive()
 
     def until(self, *lines: bytes) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while self.lines != list(lines):
-            assert time.monotonic() < deadline, self.lines
-            time.sleep(0.01)
+        with self._news:
+            assert self._news.wait_for(lambda: self.lines == list(lines), DEADLINE_S), self.lines
 
 
 def append(path: Path, text: str) -> None:

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from unicron_lib.errors import UserError
-from unicron_lib.planning.spares import held_back, standby_nodes
-from unicron_lib.planning.transition_cost import Bandwidths, Move, StateSource, source, transition_s, whole_replicas
+from unicron_lib.planning.spares import held_back
+from unicron_lib.planning.transition_cost import Bandwidths, Move, StateSource, source, transition_s
 
 MOVE = Move(base_s=10.0, state_bytes=98e9, redo_s=300.0)
 """A 7B model with a checkpoint every 10 minutes."""
@@ -33,38 +33,10 @@ def test_the_nearest_source_is_taken(seen: dict[str, bool], expected: StateSourc
     assert source(**seen) is expected
 
 
-def test_a_replica_that_lost_a_part_is_lost() -> None:
-    replicas = [("a", "b"), ("c", "d"), ("e",)]
-    assert whole_replicas(replicas, {"a", "b", "c", "e"}) == 2
-    assert whole_replicas(replicas, {"a", "c"}) == 0
-
-
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_bandwidths_that_cannot_be_are_refused(value: float) -> None:
     with pytest.raises(UserError, match="the bandwidth store is"):
         Bandwidths(store=value)
-
-
-def exact(num_nodes: int, share: float, quantile: float) -> int:
-    reached = 0.0
-    for down in range(num_nodes + 1):
-        reached += math.comb(num_nodes, down) * share**down * (1 - share) ** (num_nodes - down)
-        if reached >= quantile:
-            return down
-    return num_nodes
-
-
-@pytest.mark.parametrize("num_nodes", [1, 16, 128])
-@pytest.mark.parametrize("repair_s", [3600.0, 86_400.0, 30 * 86_400.0])
-def test_standbys_are_the_binomial_s_quantile(num_nodes: int, repair_s: float) -> None:
-    node_mtbf_s = 6.2e7 / 8
-    share = repair_s / (node_mtbf_s + repair_s)
-    assert standby_nodes(num_nodes, node_mtbf_s=node_mtbf_s, repair_s=repair_s) == exact(num_nodes, share, 0.99)
-
-
-def test_no_repair_time_needs_no_standby_and_no_working_time_needs_all() -> None:
-    assert standby_nodes(16, node_mtbf_s=1e6, repair_s=0.0) == 0
-    assert standby_nodes(16, node_mtbf_s=0.0, repair_s=1.0) == 16
 
 
 def test_a_loss_uses_the_spares_up() -> None:

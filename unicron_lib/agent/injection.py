@@ -75,7 +75,7 @@ class Injection:
             with suppress(ProcessLookupError):
                 os.kill(rank.pid, SIGNALS[fault])
         else:
-            rank.order(RankOrder(order=ORDERS[fault], amount=command.amount))
+            rank.order(RankOrder(order=ORDERS[fault], amount=command.amount, text=command.text))
         return {"pid": rank.pid, "generation": rank.generation}
 
     def _newest(self, job: str, number: int) -> Rank:

@@ -279,10 +279,10 @@ class InjectFault:
     """Do harm on purpose.
 
     To a rank: `crash` (SIGKILL), `oom` (the same, by the kernel as far as its log tells), `exit` (with the code `amount`),
-    `hang` (SIGSTOP), `slow` (by the factor `amount`), `exception`, `nan`. To GPU `gpu` of the node, as far as its probes can
-    tell: `ecc`, `xid` (of the number `amount`), `nvlink`, `row-remap`, `gpu-lost`. To a port of the node, as far as the
-    kernel's log tells: `link-flap`. To the agent: `node-loss`, `partition` (no word to or from the controller for `amount`
-    seconds).
+    `hang` (SIGSTOP), `slow` (by the factor `amount`), `exception` (what `text` says), `nan`. To GPU `gpu` of the node, as far
+    as its probes can tell: `ecc`, `xid` (of the number `amount`), `nvlink`, `row-remap`, `gpu-lost`. To a port of the node,
+    as far as the kernel's log tells: `link-flap`. To the agent: `node-loss`, `partition` (no word to or from the controller
+    for `amount` seconds).
     """
 
     step: str
@@ -291,6 +291,7 @@ class InjectFault:
     rank: int = 0
     gpu: int = 0
     amount: float = 0.0
+    text: str = ""
     type: Literal["inject_fault"] = "inject_fault"
 
 

@@ -101,11 +101,12 @@ class RankOrder:
     """`drain`: save and stop at the next common iteration's end. `save_replica`: a parked rank saves all it has, alone.
 
     `quit`: a parked rank exits. `raise`, `nan`, `slow`, `exit`: injected faults; a slow rank takes `amount` times as long for
-    its part of each iteration, one that exits does so with the code `amount`.
+    its part of each iteration, one that exits does so with the code `amount`; what is raised is the `text`, `TYPE: message`.
     """
 
     order: Literal["drain", "save_replica", "quit", "raise", "nan", "slow", "exit"]
     amount: float = 0.0
+    text: str = ""
     type: Literal["rank_order"] = "rank_order"
 
 

@@ -87,6 +87,16 @@ def amount_of(name: str, given: float | None) -> float:
     return given
 
 
+def text_of(name: str, given: str) -> str:
+    """What `--text` says an exception is. Raises UserError unless it is a type's name and a message."""
+    kind = given.partition(": ")[0]
+    if given and name != "exception":
+        raise UserError(f"{name} takes no --text: leave it out")
+    if given and not kind.isidentifier():
+        raise UserError(f'--text {given!r}: give the type and the message, such as "ConnectionResetError: by a peer"')
+    return given
+
+
 def aim(state: ClusterState, name: str, target: str, amount: float | None = None) -> Harm:
     """The fault `name` at `target`, as the cluster is now. Raises UserError if there is no such thing."""
     kind = kind_of(name)

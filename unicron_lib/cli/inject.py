@@ -37,13 +37,17 @@ def inject(
             show_default=False,
         ),
     ] = None,
+    text: Annotated[
+        str, typer.Option(help='exception: what is raised, "TYPE: message", so that any kind of failure can be had.')
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Inject a fault into a rank, a GPU, a node or the store, journalled, so that the incident's clock has a zero."""
-    from unicron_lib.cli.faults import STORE_DOWN, aim, amount_of
+    from unicron_lib.cli.faults import STORE_DOWN, aim, amount_of, text_of
     from unicron_lib.domain.events import FaultInjected
 
     amount_of(kind, amount)  # a wrong word needs no cluster to be told
+    said = text_of(kind, text)
     cluster = find_target()
     journal = cluster.journal()
     harm = aim(journal.refresh(), kind, target, amount)
@@ -52,7 +56,7 @@ def inject(
     if kind == STORE_DOWN:
         _take_store_away(cluster, harm)
     else:
-        asyncio.run(_send(cluster, harm, at))
+        asyncio.run(_send(cluster, harm, at, said))
     if as_json:
         print_json({"fault": kind, "target": target, "node": harm.node or None, "amount": harm.amount or None, "at": at})
     else:
@@ -66,7 +70,7 @@ def _take_store_away(cluster: "Target", harm: "Harm") -> None:
     take_away(cluster.store_url, cluster.env, seconds=harm.amount)
 
 
-async def _send(cluster: "Target", harm: "Harm", at: float) -> None:
+async def _send(cluster: "Target", harm: "Harm", at: float, text: str) -> None:
     """Have the agent of the node do it. Raises AgentError if it refuses, ControllerError if it is out of reach."""
     from unicron_lib.agent.messages import InjectFault
 
@@ -77,6 +81,7 @@ async def _send(cluster: "Target", harm: "Harm", at: float) -> None:
         rank=harm.rank,
         gpu=harm.gpu,
         amount=harm.amount,
+        text=text,
     )
     async with cluster.client() as client:
         try:

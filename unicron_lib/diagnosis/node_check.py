@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median_low
 
-WAVES = 3
 SLOW_FACTOR = 2.0
 """A meeting or a matrix product that takes this many times what is usual among the nodes of a check is slow."""
 SLOW_FLOOR_S = 0.05
@@ -97,11 +96,6 @@ class Finding:
     reason: str
     faults: tuple[DeviceFault, ...] = ()
     meetings: tuple[int, ...] = ()
-
-
-def wave_of(turn: int) -> int:
-    """The wave, from 1, that a turn belongs to: whatever follows the second is the third."""
-    return min(turn + 1, WAVES)
 
 
 def next_groups(nodes: Sequence[str], meetings: Sequence[Meeting]) -> tuple[Group, ...]:

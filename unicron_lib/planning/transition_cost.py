@@ -1,6 +1,5 @@
 """D_transition by kind: what it costs a job to go on elsewhere, by where its state comes from (the nearest source wins)."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
@@ -89,8 +88,3 @@ def transition_s(move: Move, origin: StateSource, bandwidths: Bandwidths = DEFAU
             return move.base_s + move.state_bytes / bandwidths.peer_memory
         case StateSource.STORE:
             return move.base_s + move.state_bytes / bandwidths.store + move.redo_s
-
-
-def whole_replicas(nodes: Collection[Collection[str]], usable: Collection[str]) -> int:
-    """How many replicas live on: `nodes` names the nodes of each; one that lost a part of its tp or pp group is lost."""
-    return sum(all(node in usable for node in replica) for replica in nodes)

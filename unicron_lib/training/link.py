@@ -22,6 +22,7 @@ class AgentLink:
         self._socket.connect(path)
         self._orders: SimpleQueue[RankOrder] = SimpleQueue()
         self._is_draining = False
+        self.injected_text = ""
         self._slowness = 1.0
         self._standing_answer: FromRank | None = None
         self._answering = threading.Lock()
@@ -44,7 +45,7 @@ class AgentLink:
                 return fault
             match order.order:
                 case "raise" | "nan" as fault:
-                    pass
+                    self.injected_text = order.text
                 case "slow":
                     self._slowness = max(1.0, order.amount)
                 case "exit":

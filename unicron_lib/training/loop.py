@@ -27,8 +27,11 @@ from unicron_lib.training.saver import Saver
 log = logging.getLogger(__name__)
 
 
-class InjectedError(Exception):
-    """Raised because an order said so."""
+def injected(text: str) -> Exception:
+    """An exception as an order wants it: `text` is its type's name and its message, `TYPE: message`."""
+    name, _, message = text.partition(": ")
+    kind: type[Exception] = type(name, (Exception,), {})
+    return kind(message)
 
 
 class Work:
@@ -112,7 +115,7 @@ class Loop:
         compute_s = self._compute(iteration, started)
         fault = self._link.take_fault()
         if fault == "raise":
-            raise InjectedError(f"injected in iteration {iteration}")
+            raise injected(self._link.injected_text or f"InjectedError: injected in iteration {iteration}")
         self._replica.flag(stop=self._link.is_draining, save=self._is_save_due(iteration), spoil=fault == "nan")
         self._mark(Section.COLLECTIVE)
         sum_over_ranks(self._replica.buffer)

@@ -77,8 +77,8 @@ class FakeAgent:
         with self._changed:
             return [m for _, m in self.said if isinstance(m, kind) and (m.generation, m.rank) == (generation, rank)]
 
-    def order(self, generation: int, rank: int, order: str, amount: float = 0.0) -> None:
-        self._connections[generation, rank].sendall(rank_order.dump_json(RankOrder(order=order, amount=amount)) + b"\n")
+    def order(self, generation: int, rank: int, order: str, **more: object) -> None:
+        self._connections[generation, rank].sendall(rank_order.dump_json(RankOrder(order=order, **more)) + b"\n")
 
     def hang_up(self, generation: int, rank: int) -> None:
         self._connections[generation, rank].shutdown(socket.SHUT_RDWR)

@@ -70,13 +70,21 @@ def test_a_blocked_rank_exits_on_sigterm(ranks) -> None:
     assert time.monotonic() - asked_at < NOTICED_S
 
 
-@pytest.mark.parametrize(("order", "error_type"), [("raise", "InjectedError"), ("nan", "FloatingPointError")])
-def test_injected_errors_end_the_rank_with_a_report(ranks, order: str, error_type: str) -> None:
+@pytest.mark.parametrize(
+    ("order", "text", "error_type"),
+    [
+        ("raise", "", "InjectedError"),
+        ("raise", "ConnectionResetError: by a peer", "ConnectionResetError"),
+        ("nan", "", "FloatingPointError"),
+    ],
+)
+def test_injected_errors_end_the_rank_with_a_report(ranks, order: str, text: str, error_type: str) -> None:
     ranks.launch(tiny(job="injected", train_iters=1000, pace_s=0.02), 2)
     wait_for_progress(ranks, 1)
-    ranks.agent.order(1, 1, order)
+    ranks.agent.order(1, 1, order, text=text)
     _, failure = ranks.agent.wait(RankFailed, generation=1, rank=1)
     assert (failure.error_type, failure.parked) == (error_type, False)
+    assert failure.message == "by a peer" or not text
     assert error_type in failure.traceback
     assert ranks.exit_code("injected", 1, 1) == 1
     _, peer = ranks.agent.wait(RankFailed, generation=1, rank=0)
