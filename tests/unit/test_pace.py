@@ -152,7 +152,7 @@ def test_a_limit_of_the_step_beyond_that_of_the_setup_counts_in_the_first_iterat
     assert Pace(Limits(step_s=700.0)).limit_s(Section.STEP) == 700.0
 
 
-@pytest.mark.parametrize("pause", PAUSES)
+@pytest.mark.parametrize("pause", sorted(PAUSES))
 def test_who_waits_after_a_pause_waits_as_long_as_others_may_be_in_it(pause):
     pace = warm().pace
     assert pace.limit_s(Section.COLLECTIVE, pause) == DEFAULT_LIMITS_S[pause]

@@ -73,7 +73,7 @@ def nodes(tmp_path, monkeypatch):
     return nodes
 
 
-@pytest.mark.parametrize("section", PAUSES)
+@pytest.mark.parametrize("section", sorted(PAUSES))
 def test_who_waits_for_a_peer_on_another_node_that_saves_or_evaluates_does_not_stand_still(nodes, section):
     nodes.pause(section, 60.0)
     nodes.pages[0].mark(Section.STEP)

@@ -48,6 +48,34 @@ def diagnose_incident(incident: Incident, rules: RuleSet | None = None) -> Diagn
     )
 
 
+def remembered(incident: Incident) -> Diagnosis | None:
+    """What was journalled of why it happened, from the logs that were there then; None if nothing was."""
+    told = incident.diagnosis
+    if told is None:
+        return None
+    rule = rule_of("journal", ErrorKind(told.kind))
+    return Diagnosis(
+        verdict="fault",
+        kind=rule.kind,
+        severity=rule.severity,
+        root_cause=told.root_cause,
+        source=told.source,
+        recoverable=told.recoverable,
+        evidence=tuple(_line(text) for text in told.evidence),
+        confidence=told.confidence,
+        mitigation=told.mitigation,
+        reason=told.reason + ("" if told.kind == incident.kind else f"; the recovery took it for {incident.kind}"),
+        similar=told.similar,
+    )
+
+
+def _line(text: str) -> Line:
+    """A line of evidence as it was journalled, `FILE:LINE  TEXT`."""
+    where, _, said = text.partition("  ")
+    file, _, number = where.rpartition(":")
+    return Line(file=file, number=int(number) if number.isdecimal() else 0, text=said)
+
+
 def past_of(state: ClusterState, *, but: str = "") -> tuple[Past, ...]:
     """The incidents of failures that the journal knows, without the one with the id `but`."""
     told = (it for it in state.incidents.values() if it.is_failure and it.merged_into is None and it.id != but)

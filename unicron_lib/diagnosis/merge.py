@@ -5,7 +5,7 @@ from heapq import merge
 from pathlib import Path
 
 from unicron_lib.diagnosis.findings import Line
-from unicron_lib.diagnosis.reading import BLOCK_BYTES, read
+from unicron_lib.diagnosis.reading import BLOCK_BYTES, Block, read
 from unicron_lib.diagnosis.sifting import Keys, Sifter
 from unicron_lib.diagnosis.templates import Kinds
 from unicron_lib.diagnosis.times import reference_time
@@ -26,10 +26,20 @@ def interesting(
     from it by no more than numbers, and all its numbers of up to three digits among them. `kinds` counts all lines, those
     that are left out, too. Raises OSError for a log that cannot be read.
     """
-    keys = Keys(Kinds() if kinds is None else kinds, is_wanted or _nothing_more)
     reference = reference_time((_head(path) for path in paths), max((path.stat().st_mtime for path in paths), default=0.0))
     block_bytes = max(MIN_BLOCK_BYTES, min(BLOCK_BYTES, AT_ONCE_BYTES // max(1, len(paths))))
-    streams = (Sifter(str(path), keys, reference).sift(read(path, block_bytes)) for path in paths)
+    yield from merged(((str(path), read(path, block_bytes)) for path in paths), reference, is_wanted, kinds)
+
+
+def merged(
+    logs: Iterable[tuple[str, Iterable[Block]]],
+    reference: float,
+    is_wanted: Callable[[str], bool] | None = None,
+    kinds: Kinds | None = None,
+) -> Iterator[Line]:
+    """The same of logs that are given as name and content. `reference`, epoch s, is what times without a year are near to."""
+    keys = Keys(Kinds() if kinds is None else kinds, is_wanted or _nothing_more)
+    streams = (Sifter(name, keys, reference).sift(content) for name, content in logs)
     for _, _, line in merge(*(_timed(stream, place) for place, stream in enumerate(streams)), key=lambda it: it[:2]):
         yield line
 

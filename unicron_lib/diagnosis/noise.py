@@ -36,6 +36,10 @@ _HARMLESS = re.compile(
 BINARY = "binary data"
 _BINARY_SHARE = 0.2
 """From this share of characters that are no UTF-8 on, a line is no text."""
+_BINARY_HEAD = 64
+_PRINTABLE = bytes(ord("x") if 0x20 <= byte < 0x7F else 0 for byte in range(256))
+_WORDS = b"x" * 10
+"""So many printable characters in a row are words, even amid binary data: chance makes them once in 20 KB."""
 
 _NCCL = (
     r"\bNCCL INFO (?:\[\w{1,40}\] )?(?:Channel |Trees? |Ring |Connected |Setting |Bootstrap|NET/|Using |comm |NCCL_|"
@@ -111,6 +115,14 @@ def noise_of(text: str, squeezed: str, *, telling: bool) -> str | None:
     if found and _NOT_A_NUMBER.search(text):
         return None
     return found or ("harmless warnings" if telling else None)
+
+
+def is_binary(line: bytes) -> bool:
+    """Whether there is nothing to read in a line as it stands; told quickly, since all such lines differ."""
+    if line.isascii() or _WORDS in line.translate(_PRINTABLE):
+        return False
+    head = line[:_BINARY_HEAD].decode(errors="replace")
+    return head.count("\ufffd") > _BINARY_SHARE * len(head)
 
 
 def is_telling(squeezed: str) -> bool:

@@ -54,6 +54,13 @@ class Redactor:
             text = pattern.sub(lambda found, what=what: self._name(what, found[0]), text)  # type: ignore[misc]
         return text
 
+    def clean_secrets(self, text: str) -> str:
+        """The text without keys and tokens, but with names and addresses: for those who may see the cluster anyway."""
+        for what, pattern in _RULES:
+            if what == "key":
+                text = pattern.sub(lambda found: self._name("key", found[0]), text)
+        return text
+
     def clean_all(self, texts: Iterable[str]) -> list[str]:
         """The same of several."""
         return [self.clean(text) for text in texts]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import compress, pairwise
 
 from unicron_lib.diagnosis.findings import Line
-from unicron_lib.diagnosis.noise import is_telling, noise_of
+from unicron_lib.diagnosis.noise import BINARY, is_binary, is_telling, noise_of
 from unicron_lib.diagnosis.reading import CONTROLS, Block, clean
 from unicron_lib.diagnosis.templates import Kind, Kinds
 from unicron_lib.diagnosis.times import rank_of_file, rank_of_line, time_of
@@ -38,6 +38,8 @@ _HEX = re.compile(rb"0x[0-9a-fA-F]+")
 _NAN_COUNT = re.compile(rb"nan iterations: +[1-9]")
 _NAN_COUNT_OF = re.compile(_NAN_COUNT.pattern.decode())
 """The one number in an iteration's line that tells of a failure: in that line only, not in all that are like it."""
+_BINARY_KEY = b"0"
+"""Lines without anything to read have it: no other key has digits. No two such lines are alike, and to look at each is slow."""
 _NUMBERS_ONLY = bytes(byte if byte in b"0123456789.:-" else ord(" ") for byte in range(256))
 
 
@@ -70,13 +72,17 @@ class Keys:
 
     def learn(self, key: bytes, line: bytes) -> Kind:
         """Find out what lines with this key are, from one of them."""
+        self._num_bytes += len(key)
+        if key == _BINARY_KEY:
+            kind = self.kinds.of("", noise=BINARY, telling=False)
+            self._keys[key] = Known(kind, telling=False, progress=False)
+            return kind
         text, squeezed = clean(line), key[:_LOOKED_AT].decode(errors="replace").lower()
         wanted = self._is_wanted(_NAN_COUNT_OF.sub("", text))
         telling = wanted or is_telling(squeezed)
         noise = None if wanted else noise_of(text, squeezed, telling=telling)
         kind = self.kinds.of(text, noise=noise, telling=telling)
         self._keys[key] = Known(kind, telling=telling, progress=noise is not None and is_progress(text))
-        self._num_bytes += len(key)
         return kind
 
     def __getitem__(self, key: bytes) -> Known:
@@ -93,7 +99,7 @@ class Sifter:
         self._codes: dict[int, set[bytes]] = {}
         self._pending: dict[int, Line | int] = {}
         self._progress_owed, self._num_progress = PROGRESS_KEPT, 0
-        self._lines: Sequence[bytes] = ()
+        self._lines: list[bytes] = []
         self._numbers: Sequence[int] = ()
         self._looked_at = -1
         self._at: float | None = None
@@ -107,6 +113,8 @@ class Sifter:
     def _block(self, block: Block) -> Iterator[Line]:
         keys = _squeezed(block.text).split(b"\n")
         self._lines, self._numbers, self._looked_at = block.text.split(b"\n"), block.numbers, -1
+        if not block.text.isascii():
+            _blank_binary(keys, self._lines)
         last = dict(zip(keys, range(len(keys)), strict=True))
         self._learn(keys, last)
         known = {key: self._keys[key] for key in last}
@@ -213,7 +221,8 @@ class Sifter:
     def _time(self, places: Sequence[int]) -> float | None:
         """The time of the first of these lines that has one; lines far away do not count."""
         near = places[: _LOOK_BACK + 1]
-        times = (time_of(clean(self._lines[place][:_LOOKED_AT]), self._reference) for place in near)
+        heads = (head for place in near if b":" in (head := self._lines[place][:_LOOKED_AT]))
+        times = (time_of(clean(head), self._reference) for head in heads)
         return next((at for at in times if at is not None), None)
 
 
@@ -225,6 +234,12 @@ def _codes(text: bytes) -> set[bytes]:
 
 def _squeezed(text: bytes) -> bytes:
     return (_HEX.sub(b"0x", text) if b"0x" in text else text).translate(None, _IRRELEVANT)
+
+
+def _blank_binary(keys: list[bytes], lines: list[bytes]) -> None:
+    for place, line in enumerate(lines):
+        if is_binary(line):
+            keys[place], lines[place] = _BINARY_KEY, b""
 
 
 def _where(wanted: set[bytes], keys: Sequence[bytes]) -> list[int]:
