@@ -1,0 +1,170 @@
+"""An iteration that one generation begins and another one ends: what is kept, copied, computed and told."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from elastic_world import CPU, CountingReplica, Generation, World, small_job, state_of
+from memory_peers import Fault
+
+from unicron_lib.training.effort import Effort
+from unicron_lib.training.loop import Work
+
+SPEC = small_job()
+SECOND = 13
+"""The point at which the second iteration begins, for 4 ranks with 2 micro-batches each and 4 buckets."""
+COMPUTED, BUCKETS = SECOND + 2, tuple(SECOND + 4 + 2 * number for number in range(4))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[list[CountingReplica]]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield [CountingReplica(SPEC, CPU) for _ in range(6)]
+    dist.destroy_process_group()
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def world(tmp_path: Path, pool: list[CountingReplica]) -> World:
+    return World(SPEC, tmp_path, pool)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory, pool: list[CountingReplica]) -> tuple[torch.Tensor, ...]:
+    alone = World(SPEC, tmp_path_factory.mktemp("alone"), pool)
+    assert alone.live(Generation(size=1))
+    return state_of(alone.people[1].replica)
+
+
+def first_of(world: World, generation: int):
+    """What the ranks of a generation tell of its first iteration, by rank."""
+    told = [p for p in world.said if p.generation == generation]
+    return sorted((p for p in told if p.iteration == min(q.iteration for q in told)), key=lambda p: p.rank)
+
+
+def assert_ends_as(world: World, expected: tuple[torch.Tensor, ...]) -> None:
+    for memory in world.people.values():
+        assert memory.position.iteration == SPEC.train_iters - 1
+        for own, right in zip(state_of(memory.replica), expected, strict=True):
+            torch.testing.assert_close(own, right, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize(
+    ("at", "moment", "copied_to"),
+    [
+        (SECOND, "before", 0),
+        (COMPUTED, "before", 0),
+        (BUCKETS[0], "amid", 2),
+        (BUCKETS[2], "after", 0),
+        (BUCKETS[3], "before", 0),
+    ],
+)
+def test_survivors_keep_all_they_have_computed_and_share_what_is_lost(world, expected, rank, at, moment, copied_to) -> None:
+    """Of a bucket that is summed amid the fault, only one survivor has the sum: the two others get it."""
+    lost = Fault(rank=rank, at=at, moment=moment, lucky=frozenset({1}))
+    assert not world.live(Generation(size=4, faults=(lost,)))
+    assert world.fired == [lost]
+    assert world.live(Generation(size=3))
+    told = first_of(world, 2)
+    assert [p.iteration for p in told] == [1, 1, 1]
+    assert [p.kept_micro_batches for p in told] == [2, 2, 2]
+    assert sum(p.recomputed_micro_batches for p in told) == 2
+    assert [p.source for p in told] == ["own memory"] * 3
+    assert sum(p.copied_bytes > 0 for p in told) == copied_to
+    assert world.recomputed == []
+    assert_ends_as(world, expected)
+
+
+def test_an_iteration_of_two_generations_is_not_measured(world) -> None:
+    world.live(Generation(size=4, faults=(Fault(rank=0, at=COMPUTED),)))
+    world.live(Generation(size=3))
+    resumed, later = ([p for p in world.said if (p.generation, p.iteration) == (2, iteration)] for iteration in (1, 2))
+    assert [(p.compute_s, p.iteration_s, p.flops) for p in resumed] == [(0.0, 0.0, 0.0)] * 3
+    assert all(min(p.compute_s, p.iteration_s, p.flops) > 0 for p in later)
+
+
+def test_who_has_not_stepped_gets_the_state_of_the_one_that_has(world, expected) -> None:
+    """Which has begun the next iteration by then."""
+    world.live(Generation(size=4, faults=(Fault(rank=3, at=BUCKETS[3], moment="amid", lucky=frozenset({1})),)))
+    assert sorted(m.position.iteration for m in world.people.values()) == [0, 0, 1]
+    assert world.live(Generation(size=3))
+    told = first_of(world, 2)
+    assert [(p.iteration, p.source, p.kept_micro_batches) for p in told] == [
+        *((2, "rank 1", 0), (2, "own memory", 2), (2, "rank 1", 0)),
+    ]
+    assert world.recomputed == []
+    assert_ends_as(world, expected)
+
+
+def test_a_newcomer_gets_the_state_and_its_part_of_what_is_missing(world, expected) -> None:
+    world.live(Generation(size=4, faults=(Fault(rank=0, at=COMPUTED),)))
+    assert world.live(Generation(size=4))
+    told = first_of(world, 2)
+    assert [p.source for p in told] == ["own memory"] * 3 + ["rank 1"]  # which is on its node
+    assert [p.kept_micro_batches for p in told] == [2, 2, 2, 0]
+    assert told[3].copied_bytes == sum(t.nbytes for t in expected)
+    assert_ends_as(world, expected)
+
+
+def test_a_job_that_was_parked_between_two_iterations_begins_the_next_one_anew(world, expected) -> None:
+    assert not world.live(Generation(size=4, faults=(Fault(rank=2, at=COMPUTED, kind="park"),)))
+    assert {m.position.iteration for m in world.people.values()} == {1}
+    assert world.live(Generation(size=6))
+    told = first_of(world, 2)
+    assert [p.source for p in told[:4]] == ["own memory"] * 4
+    assert all(p.compute_s > 0 and not p.kept_micro_batches for p in told)
+    assert_ends_as(world, expected)
+
+
+def test_without_any_survivor_the_newest_checkpoint_is_loaded(world, expected) -> None:
+    world.live(Generation(size=1, faults=(Fault(rank=0, at=60),)))
+    assert world.fired
+    assert world.checkpoints.iteration == 1
+    assert world.live(Generation(size=2))
+    assert [(p.iteration, p.source) for p in first_of(world, 2)] == [(2, "manifest")] * 2
+    assert_ends_as(world, expected)
+
+
+def test_a_stop_of_an_earlier_generation_is_over_but_its_save_is_made_up_for(world, expected) -> None:
+    """The flags came with the last bucket, which was summed before the ranks could step."""
+    world.live(Generation(size=1, faults=(Fault(rank=0, at=9, kind="cut"),)))
+    (memory,) = world.people.values()
+    assert memory.effort.done == set(range(8))
+    memory.replica.flag(stop=True, save=True, spoil=False)
+    memory.effort.reduced = dict.fromkeys(range(4), 1)
+    assert world.live(Generation(size=2))
+    assert world.checkpoints.saves == [0, 1]
+    assert world.recomputed == []
+    assert_ends_as(world, expected)
+
+
+def test_a_micro_batch_leaves_out_the_same_whoever_computes_it_and_changes_no_other_randomness(pool) -> None:
+    before, gradients = torch.get_rng_state(), []
+    for replica, iteration in ((pool[0], 3), (pool[1], 3), (pool[0], 4)):
+        replica.initialize()
+        replica.begin()
+        effort, replica.computed = Effort(), []
+        effort.begin(iteration, [5])
+        Work(SPEC, rank=0, world_size=1).do(replica, effort)
+        gradients.append(replica.buffer.clone())
+    assert torch.equal(gradients[0], gradients[1])
+    assert not torch.equal(gradients[0], gradients[2])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_micro_batches_that_are_added_later_leave_final_buckets_alone(pool) -> None:
+    replica, effort, work = pool[0], Effort(), Work(SPEC, rank=0, world_size=1)
+    replica.initialize()
+    replica.begin()
+    replica.computed = []
+    effort.begin(0, [0, 1])
+    effort.reduced = {0: 1, 2: 1}
+    replica.buckets[2].fill_(3.0)
+    work.do(replica, effort)
+    assert [bool(bucket.any()) for bucket in replica.buckets] == [False, True, True, True]
+    assert torch.equal(replica.buckets[2], torch.full_like(replica.buckets[2], 3.0))
