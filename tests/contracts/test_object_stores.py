@@ -1,5 +1,6 @@
-"""What every object store must do; S3 (by a local server) and the directory pass the same tests."""
+"""What every object store must do; S3 (by a local server), the directory and the tests' own pass the same tests."""
 
+import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -7,12 +8,16 @@ from pathlib import Path
 
 import boto3
 import pytest
+from memory_store import MemoryStore
 from moto.server import ThreadedMotoServer
 
+from unicron_lib.adapters.s3 import S3Store
 from unicron_lib.adapters.stores import check_store, create_store, open_store
 from unicron_lib.checkpointing.store import ObjectStore
 from unicron_lib.errors import ObjectNotFound, StoreError, UserError
 
+PART = 5 << 20
+"""The smallest that S3 takes."""
 STRANGE_KEYS = ["", "/a", "a/", "a//b", "../a", "a/../b", "a/./b", ".hidden", "a b", "a\nb", "ä", "a\\b", "a%2e", "x" * 1000]
 
 
@@ -25,8 +30,10 @@ def s3_endpoint() -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=["memory", "file", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    if request.param == "memory":
+        return MemoryStore()
     if request.param == "file":
         url = (tmp_path / "store").as_uri()
         create_store(url)
@@ -36,7 +43,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     bucket = f"bucket-{abs(hash(str(tmp_path)))}"
     boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=bucket)
-    return open_store(f"s3://{bucket}/some/prefix")
+    return S3Store(bucket, "some/prefix", part_bytes=PART)
 
 
 def test_what_is_put_can_be_read(store: ObjectStore) -> None:
@@ -47,6 +54,8 @@ def test_what_is_put_can_be_read(store: ObjectStore) -> None:
 
 
 def test_every_process_gets_the_same_store_by_its_url(store: ObjectStore) -> None:
+    if isinstance(store, MemoryStore):
+        pytest.skip("of its process only")
     store.put("a", b"one")
     assert open_store(store.url).get("a") == b"one"
     assert open_store(store.url).url == store.url
@@ -129,6 +138,84 @@ def test_a_large_object(store: ObjectStore) -> None:
     data = bytes(range(256)) * 4096 * 12
     store.put("large", data)
     assert store.get("large") == data
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, PART, PART + 1, 3 * PART + 7])
+def test_large_objects_go_up_and_come_down_whole(store: ObjectStore, num_bytes: int) -> None:
+    data = random.Random(num_bytes).randbytes(num_bytes)
+    sent = store.upload("large", memoryview(data), deadline_s=60)
+    assert (sent.num_bytes, store.size("large"), store.get("large") == data) == (num_bytes, num_bytes, True)
+    into, seen = bytearray(num_bytes), list[int]()
+    got = store.download("large", memoryview(into), deadline_s=60, arrived=seen.append)
+    assert bytes(into) == data
+    assert seen == sorted(seen)
+    assert seen[-1:] == [num_bytes][: min(1, num_bytes)]
+    assert got.attempts >= got.parts >= 1
+    assert store.unfinished("") == []
+
+
+def test_an_upload_replaces_what_was_there(store: ObjectStore) -> None:
+    store.put("large", b"small")
+    store.upload("large", memoryview(b"x" * (PART + 1)), deadline_s=60)
+    store.upload("large", memoryview(b"y" * (PART + 2)), deadline_s=60)
+    assert store.get("large") == b"y" * (PART + 2)
+
+
+def test_what_changes_does_not_reach_an_upload_that_is_done(store: ObjectStore) -> None:
+    data = bytearray(b"1" * (PART + 1))
+    store.upload("large", memoryview(data), deadline_s=60)
+    data[:] = b"2" * len(data)
+    assert store.get("large") == b"1" * (PART + 1)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 4, PART, 2 * PART])
+def test_an_object_of_another_size_is_not_taken_for_the_one_wanted(store: ObjectStore, num_bytes: int) -> None:
+    store.upload("large", memoryview(b"x" * (PART + 1)), deadline_s=60)
+    with pytest.raises(StoreError, match=f"does not have {num_bytes} bytes") as caught:
+        store.download("large", memoryview(bytearray(num_bytes)), deadline_s=60)
+    assert not isinstance(caught.value, ObjectNotFound)
+
+
+def test_what_is_not_there_cannot_be_downloaded(store: ObjectStore) -> None:
+    with pytest.raises(ObjectNotFound):
+        store.download("a/b", memoryview(bytearray(5)), deadline_s=60)
+
+
+def test_a_transfer_that_takes_too_long_ends_and_leaves_nothing(store: ObjectStore) -> None:
+    data = memoryview(bytes(2 * PART))
+    with pytest.raises(StoreError, match="took longer than 0 s"):
+        store.upload("a/large", data, deadline_s=0.0)
+    with pytest.raises(ObjectNotFound):
+        store.size("a/large")
+    store.upload("a/large", data, deadline_s=60)
+    with pytest.raises(StoreError, match="took longer than 0 s"):
+        store.download("a/large", memoryview(bytearray(2 * PART)), deadline_s=0.0)
+
+
+def leave_unfinished(store: ObjectStore, key: str) -> None:
+    """What a writer leaves that was killed during an upload."""
+    if isinstance(store, S3Store):
+        store._connection.client.create_multipart_upload(Bucket=store._bucket, Key=f"{store._prefix}{key}")
+        return
+    if isinstance(store, MemoryStore):
+        store.begin(key)
+        return
+    path = Path(store.url.removeprefix("file://")) / key
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_name(f".{path.name}.{'0' * 32}.part").write_bytes(b"half")
+
+
+def test_unfinished_uploads_are_told_and_can_be_given_up(store: ObjectStore) -> None:
+    for key in ("a/b.x", "a/b", "c"):
+        leave_unfinished(store, key)
+    assert store.list("") == []
+    assert store.unfinished("a/") == ["a/b", "a/b.x"]
+    store.give_up("a/b")
+    store.give_up("a/b")
+    assert store.unfinished("") == ["a/b.x", "c"]
+    store.put("a/b.x", b"done")
+    store.give_up("a/b.x")
+    assert (store.unfinished("a/"), store.get("a/b.x")) == ([], b"done")
 
 
 def test_a_usable_store_passes_the_check(store: ObjectStore) -> None:

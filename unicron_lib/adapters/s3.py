@@ -1,17 +1,19 @@
-"""An object store on S3 or a server that speaks its protocol. The only module that imports boto3 and botocore."""
+"""An object store on S3 or a server that speaks its protocol. What talks to boto3 is here and in `s3_*`."""
 
-import os
 import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from unicron_lib.adapters import s3_transfer
 from unicron_lib.adapters.keys import check_key, check_prefix
+from unicron_lib.adapters.limits import Limit, in_time
+from unicron_lib.adapters.s3_client import Connection, code_of, encryption, make_client, status_of
+from unicron_lib.adapters.s3_transfer import Place
+from unicron_lib.checkpointing.store import Arrived, Transfer, ignore
 from unicron_lib.errors import ObjectNotFound, StoreError
 
 if TYPE_CHECKING:
@@ -20,15 +22,28 @@ if TYPE_CHECKING:
 CONFLICT_ATTEMPTS = 8
 """A 409 says that another writer of the same key was at work; by the next attempt one of us has won."""
 CONFLICT_WAIT_S = 0.05
+SMALL_S = 100.0
+"""How long a request may take that moves no large object: longer than boto3's own attempts together."""
+
+T = TypeVar("T")
 
 
 class S3Store:
-    """Objects under `prefix` of `bucket`, by boto3; endpoint and credentials come from the AWS_* variables."""
+    """Objects under `prefix` of `bucket`, by boto3; endpoint and credentials come from the AWS_* variables.
 
-    def __init__(self, bucket: str, prefix: str = "") -> None:
+    Large ones go in parts of `part_bytes`, 5 MiB or more for S3 itself.
+    """
+
+    def __init__(
+        self, bucket: str, prefix: str = "", *, part_bytes: int = s3_transfer.PART_BYTES, small_s: float = SMALL_S
+    ) -> None:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        self._client = make_client()
+        self._part_bytes = part_bytes
+        self._small_s = small_s
+        self._writing = encryption()
+        self._connection = Connection()
+        self._large = Connection(attempts=1)
 
     @property
     def url(self) -> str:
@@ -37,78 +52,130 @@ class S3Store:
 
     def get(self, key: str) -> bytes:
         """The object; raises ObjectNotFound."""
-        with self._explained(key):
-            return self._client.get_object(Bucket=self._bucket, Key=self._name(key))["Body"].read()
+        where = self._place(key).where
+        return self._ask(key, lambda client: client.get_object(**where)["Body"].read())
 
     def put(self, key: str, data: bytes) -> None:
         """Write or overwrite (up to 5 GB, S3's limit of one request); durable on return."""
-        with self._explained(key):
-            self._client.put_object(Bucket=self._bucket, Key=self._name(key), Body=data)
+        place = self._place(key)
+        self._ask(key, lambda client: client.put_object(**place.where, Body=data, **place.writing))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write if there is nothing under `key`; False if there is, unless it is exactly `data`.
 
         boto3 repeats a request whose answer got lost, and then meets its own object: hence the comparison.
         """
+        place = self._place(key)
         for attempt in range(CONFLICT_ATTEMPTS):
-            with self._explained(key):
-                try:
-                    self._client.put_object(Bucket=self._bucket, Key=self._name(key), Body=data, IfNoneMatch="*")
-                except ClientError as error:
-                    if _status(error) == 412:
-                        return self.get(key) == data
-                    if _status(error) != 409 or attempt == CONFLICT_ATTEMPTS - 1:
-                        raise
-                else:
-                    return True
+            status = self._ask(key, lambda client: _put_if_absent(client, place, data))
+            if status == 200:
+                return True
+            if status == 412:
+                return self.get(key) == data
             time.sleep(random.uniform(0.5, 1.5) * CONFLICT_WAIT_S * 2**attempt)  # noqa: S311 - jitter, no secret
-        raise AssertionError("the last attempt returns or raises")
+        raise StoreError(f"{self.url}: other writers of {key!r} do not cease")
+
+    def upload(self, key: str, data: memoryview, *, deadline_s: float) -> Transfer:
+        """Write or overwrite a large object in parts; durable on return."""
+        place = self._place(key)
+        return self._explained(
+            key, lambda: s3_transfer.upload(self._large, place, data, deadline_s=deadline_s, part_bytes=self._part_bytes)
+        )
+
+    def download(self, key: str, into: memoryview, *, deadline_s: float, arrived: Arrived = ignore) -> Transfer:
+        """Fill `into` by ranged requests; raises ObjectNotFound, or StoreError if the object has another size."""
+        place, part_bytes = self._place(key), self._part_bytes
+        return self._explained(
+            key,
+            lambda: s3_transfer.download(
+                self._large, place, into, deadline_s=deadline_s, arrived=arrived, part_bytes=part_bytes
+            ),
+        )
+
+    def unfinished(self, prefix: str) -> list[str]:
+        """Keys with that prefix that a multipart upload is open for."""
+        return sorted({key for key, _ in self._open_uploads(prefix)})
+
+    def give_up(self, key: str) -> None:
+        """Abort the multipart uploads that are open for exactly this key."""
+        place = self._place(key)
+        for name, upload_id in self._open_uploads(key):
+            if name == key:
+                self._ask(key, partial(s3_transfer.abort, place=place, upload_id=upload_id))
 
     def size(self, key: str) -> int:
         """Bytes of the object; raises ObjectNotFound."""
-        with self._explained(key):
-            return self._client.head_object(Bucket=self._bucket, Key=self._name(key))["ContentLength"]
+        where = self._place(key).where
+        return self._ask(key, lambda client: client.head_object(**where)["ContentLength"])
 
     def list(self, prefix: str, *, start_after: str = "") -> list[str]:
         """Keys with that prefix in lexicographical order, only those after `start_after`."""
         first = f"{self._prefix}{start_after}" if start_after else ""
-        pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket, Prefix=f"{self._prefix}{check_prefix(prefix)}", StartAfter=first
-        )
-        with self._explained(prefix):
-            names = [item["Key"] for page in pages for item in page.get("Contents", ())]
+        whole = f"{self._prefix}{check_prefix(prefix)}"
+
+        def names(client: "S3Client") -> list[str]:
+            pages = client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=whole, StartAfter=first)
+            return [item["Key"] for page in pages for item in page.get("Contents", ())]
+
         # directory buckets (S3 Express) do not list in order
-        return sorted(name.removeprefix(self._prefix) for name in names)
+        return sorted(name.removeprefix(self._prefix) for name in self._ask(prefix, names))
 
     def delete(self, key: str) -> None:
         """Remove; no error if it is not there."""
-        with self._explained(key):
-            self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
+        where = self._place(key).where
+        self._ask(key, lambda client: client.delete_object(**where))
 
     def check(self) -> None:
         """Raise StoreError when the bucket is not there or out of reach."""
-        with self._explained("the bucket"):
+
+        def is_there(client: "S3Client") -> bool:
             try:
-                self._client.head_bucket(Bucket=self._bucket)
+                client.head_bucket(Bucket=self._bucket)
             except ClientError as error:
-                if _status(error) != 404:
+                if status_of(error) != 404:
                     raise
-                raise StoreError(f"there is no bucket {self._bucket!r}") from error
+                return False
+            return True
 
-    def _name(self, key: str) -> str:
-        return f"{self._prefix}{check_key(key)}"
+        if not self._ask("the bucket", is_there):
+            raise StoreError(f"there is no bucket {self._bucket!r}")
 
-    @contextmanager
-    def _explained(self, key: str) -> Iterator[None]:
+    def _open_uploads(self, prefix: str) -> Iterator[tuple[str, str]]:
+        whole = f"{self._prefix}{check_prefix(prefix)}"
+
+        def uploads(client: "S3Client") -> Sequence[tuple[str, str]]:
+            pages = client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=whole)
+            return [(item["Key"], item["UploadId"]) for page in pages for item in page.get("Uploads", ())]
+
+        return ((name.removeprefix(self._prefix), upload_id) for name, upload_id in self._ask(prefix, uploads))
+
+    def _place(self, key: str) -> Place:
+        return Place(self._bucket, f"{self._prefix}{check_key(key)}", self._writing)
+
+    def _ask(self, key: str, call: "Callable[[S3Client], T]") -> T:
+        limit = Limit(self._small_s, f"{self.url}: a request for {key!r}")
+        return self._explained(key, lambda: in_time(limit, lambda: self._connection.ask(call)))
+
+    def _explained(self, key: str, call: Callable[[], T]) -> T:
         try:
-            yield
+            return call()
         except ClientError as error:
-            code = error.response.get("Error", {}).get("Code", "")
-            if code in {"NoSuchKey", "404"}:
+            if code_of(error) in {"NoSuchKey", "404"}:
                 raise ObjectNotFound(f"{self.url} has no object {key!r}") from error
             raise StoreError(f"{self.url} refused {key!r}: {error}") from error
         except (BotoCoreError, OSError) as error:
             raise StoreError(f"{self.url} is out of reach: {error}") from error
+
+
+def _put_if_absent(client: "S3Client", place: Place, data: bytes) -> int:
+    """200, or 412 when there is something, or 409 when another writer is at it."""
+    try:
+        client.put_object(**place.where, Body=data, IfNoneMatch="*", **place.writing)
+    except ClientError as error:
+        if status_of(error) not in {409, 412}:
+            raise
+        return status_of(error)
+    return 200
 
 
 def make_bucket(bucket: str) -> None:
@@ -120,24 +187,3 @@ def make_bucket(bucket: str) -> None:
         return
     except (ClientError, BotoCoreError, OSError) as error:
         raise StoreError(f"the bucket {bucket} cannot be created: {error}") from error
-
-
-def make_client() -> "S3Client":
-    """A client that gives up on a dead server after some 20 s; safe to share between threads."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    config = Config(
-        retries={"mode": "standard", "total_max_attempts": 4},
-        connect_timeout=3,
-        read_timeout=20,
-        tcp_keepalive=True,
-        max_pool_connections=16,
-        # other servers store the framing of boto3's trailing checksums as data, or refuse it
-        request_checksum_calculation="when_required" if endpoint else "when_supported",
-        response_checksum_validation="when_required" if endpoint else "when_supported",
-    )
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-    return boto3.session.Session(region_name=region).client("s3", config=config)
-
-
-def _status(error: ClientError) -> int:
-    return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)

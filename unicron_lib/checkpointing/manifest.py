@@ -12,7 +12,12 @@ from unicron_lib.domain.plans import Layout
 from unicron_lib.errors import CheckpointError
 
 FORMAT: Literal[1] = 1
+LATER_FORMAT = "written by a later version of Unicron"
 LARGEST = 10**10 - 1
+LARGEST_BYTES = 1 << 60
+LONGEST_REASON = 400
+LATEST = 253402300800.0
+"""The end of the year 9999, beyond which dates cannot be told."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 TENSOR = re.compile(r"[A-Za-z0-9_.]{1,500}")
 
@@ -29,7 +34,7 @@ class Shard:
     tensors: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if self.num_bytes <= 0 or not SHA256.fullmatch(self.sha256):
+        if not 0 < self.num_bytes <= LARGEST_BYTES or not SHA256.fullmatch(self.sha256):
             raise ValueError(f"shard {self.key!r} has {self.num_bytes} bytes and the digest {self.sha256[:70]!r}")
         if not self.tensors or not all(TENSOR.fullmatch(name) for name in self.tensors):
             raise ValueError(f"shard {self.key!r} has no tensors, or some with impossible names")
@@ -40,7 +45,8 @@ class Manifest:
     """A complete checkpoint: the state of `job` after `iteration` (0-based), written by ranks of `generation`.
 
     `loss` is that iteration's, the mean over its global batch.
-    `layout` is the one that it was saved with; any other may load it.
+    `layout` is the one that it was saved with; any other may load it. `committed_at` is its writer's clock, epoch seconds;
+    `blocking_s` how long training stood still for it, `upload_s` how long the rest took; 0 if that was not measured.
     Raises ValueError if the parts contradict each other or a shard lies outside the job's own keys.
     """
 
@@ -53,6 +59,9 @@ class Manifest:
     consumed_samples: int
     layout: Layout
     shards: tuple[Shard, ...]
+    committed_at: float = 0.0
+    blocking_s: float = 0.0
+    upload_s: float = 0.0
     format: Literal[1] = FORMAT
 
     def __post_init__(self) -> None:
@@ -60,8 +69,13 @@ class Manifest:
             raise ValueError(f"{self.job[:80]!r} is no job's name")
         if min(self.generation, self.iteration, self.consumed_samples) < 0 or not self.shards:
             raise ValueError("a manifest has shards, and no negative generation, iteration or number of samples")
+        sizes = (self.layout.tp, self.layout.pp, self.layout.dp)
+        if max(self.generation, self.iteration, *sizes) > LARGEST or min(sizes) < 1:
+            raise ValueError("a generation, iteration or layout is out of bounds")
         if not math.isfinite(self.loss):
             raise ValueError(f"the loss is {self.loss}")
+        if not all(0 <= time < LATEST for time in (self.committed_at, self.blocking_s, self.upload_s)):
+            raise ValueError("a time is out of bounds")
         inside = re.compile(rf"jobs/{self.job}/shards/[A-Za-z0-9_-]+/[A-Za-z0-9_-]+\.safetensors")
         outside = [shard.key[:80] for shard in self.shards if not inside.fullmatch(shard.key)]
         if outside:
@@ -104,6 +118,9 @@ def parse_manifest(data: bytes) -> Manifest:
     try:
         return _manifest.validate_json(data)
     except ValidationError as error:
+        told = re.search(rb'"format":\s*([0-9]{1,9})\b', data)
+        if told and int(told[1]) > FORMAT:
+            raise CheckpointError(f"the manifest was {LATER_FORMAT}: its format is {int(told[1])}, not {FORMAT}") from error
         raise CheckpointError(f"the manifest is damaged: {_first(error)}") from error
 
 
@@ -123,4 +140,4 @@ def parse_shard(data: bytes) -> Shard:
 def _first(error: ValidationError) -> str:
     detail = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(str(part) for part in detail["loc"])
-    return f"{place}: {detail['msg']}" if place else detail["msg"]
+    return " ".join(f"{place}: {detail['msg']}".removeprefix(": ").split())[:LONGEST_REASON]

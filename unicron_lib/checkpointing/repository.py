@@ -3,21 +3,22 @@
     jobs/<job>/shards/i<iteration>-g<generation>-<save>/r<rank>.safetensors     one a rank, and <...>.json beside it
     jobs/<job>/manifests/<inverted iteration>-<inverted generation>.json        written last, only if absent
     jobs/<job>/condemned/<the manifest's name>                                  why a checkpoint must not be used
-    jobs/<job>/fences/<inverted generation>.json                                what older generations had committed
+    jobs/<job>/fences/<inverted generation>...json                              what older generations had committed
 
 Inverted numbers make the newest the first key listed. A fence is written once by whoever replaces a generation. It
 names the manifests that count; a manifest that an older generation commits afterwards is not among them and does not
-exist for anybody. So no lock is needed between a commit and a fence: the fence's own write decides.
+exist for anybody (`fences.py`).
 """
 
 import hashlib
+import logging
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 
-from pydantic import TypeAdapter, ValidationError
-
+from unicron_lib.checkpointing.fences import Fence, Fences
 from unicron_lib.checkpointing.manifest import (
-    LARGEST,
+    LATER_FORMAT,
     Manifest,
     Shard,
     dump_manifest,
@@ -26,40 +27,54 @@ from unicron_lib.checkpointing.manifest import (
     parse_manifest,
     parse_shard,
 )
-from unicron_lib.checkpointing.store import ObjectStore
+from unicron_lib.checkpointing.store import Arrived, ObjectStore, ignore
 from unicron_lib.errors import CheckpointError, ObjectNotFound, StaleGeneration
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fence:
-    """Generations below `generation` write no more; of theirs only the manifests in `admitted` count."""
-
-    generation: int
-    admitted: tuple[str, ...]
-
-
-_fence: TypeAdapter[Fence] = TypeAdapter(Fence)
+log = logging.getLogger(__name__)
+FOLDER = re.compile(r"jobs/[^/]+/shards/i(\d+)-g(\d+)-")
+DEADLINE_S = 600.0
+"""How long the upload or download of one shard may take, all its repetitions included."""
 
 
 class CheckpointRepository:
     """Save, find, verify and retire the checkpoints of one job. Bytes in, bytes out; safe to share between threads."""
 
-    def __init__(self, store: ObjectStore, job: str) -> None:
+    def __init__(self, store: ObjectStore, job: str, *, deadline_s: float = DEADLINE_S) -> None:
         self._store = store
         self._job = job
         self._root = f"jobs/{job}"
+        self._deadline_s = deadline_s
+        self._fences = Fences(store, self._root)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def put_shard(
-        self, *, iteration: int, generation: int, save: str, rank: int, data: bytes, tensors: tuple[str, ...]
+        self,
+        *,
+        iteration: int,
+        generation: int,
+        save: str,
+        rank: int,
+        data: bytes | bytearray | memoryview,
+        tensors: tuple[str, ...],
     ) -> Shard:
-        """Write one rank's shard, then its sidecar. `save` tells apart several saves of one iteration and generation."""
+        """Write one rank's shard, then its sidecar. `save` tells apart several saves of one iteration and generation.
+
+        Raises StoreError when that takes longer than the deadline. `data` must not change meanwhile.
+        """
         key = f"{self._folder(iteration, generation, save)}/r{rank}.safetensors"
-        shard = Shard(key=key, num_bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), tensors=tensors)
-        self._store.put(key, data)
+        shard = Shard(key=key, num_bytes=len(data), sha256=self._send(key, memoryview(data)), tensors=tensors)
         self._store.put(_sidecar(key), dump_shard(shard))
         return shard
+
+    def _send(self, key: str, data: memoryview) -> str:
+        """Upload `data`; returns its SHA-256, which is computed meanwhile."""
+        with ThreadPoolExecutor(1) as hashing:
+            digest = hashing.submit(lambda: hashlib.sha256(data).hexdigest())
+            sent = self._store.upload(key, data, deadline_s=self._deadline_s)
+            if sent.attempts > sent.parts:
+                log.warning("%s took %.1f s and %d attempts for %d parts", key, sent.elapsed_s, sent.attempts, sent.parts)
+            return digest.result()
 
     def find_shards(self, *, iteration: int, generation: int, save: str, num_ranks: int) -> tuple[Shard, ...] | None:
         """The shards of a save if all its ranks have written theirs, else None."""
@@ -95,16 +110,16 @@ class CheckpointRepository:
         With `anew` nothing that they saved counts any more, with `up_to` nothing that is newer than that iteration.
         Raises StaleGeneration if a newer one has been fenced already.
         """
-        newest = self._newest_fence()
-        if newest and newest.generation >= generation:
-            if newest.generation > generation:
-                raise StaleGeneration(f"job {self._job}: generation {generation} was replaced by {newest.generation}")
+        newest, closing = self._fences.newest_and_closing()
+        if closing > generation:
+            raise StaleGeneration(f"job {self._job}: generation {generation} was replaced by {closing}")
+        if newest and newest.generation == generation:
             return
-        keys = () if anew else tuple(self._manifest_keys())
+        self._fences.close(generation)
+        keys = () if anew else tuple(self.manifest_keys())
         if up_to is not None:
             keys = tuple(key for key in keys if parse_key(self._job, key)[0] <= up_to)
-        fence = Fence(generation=generation, admitted=keys)
-        self._store.put_if_absent(self._fence_key(generation), _fence.dump_json(fence))
+        self._fences.write(Fence(generation=generation, admitted=keys))
 
     def condemn(self, key: str, reason: str) -> None:
         """Mark a checkpoint that turned out to be damaged when it was loaded: nobody tries it again."""
@@ -113,25 +128,35 @@ class CheckpointRepository:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def newest_complete(self) -> tuple[Manifest | None, list[str]]:
-        """The newest checkpoint whose shards are all there in their sizes, and why newer ones were skipped."""
+    def newest_complete(self, *, condemn: bool = False) -> tuple[Manifest | None, list[str]]:
+        """The newest checkpoint whose shards are all there in their sizes, and why newer ones were skipped.
+
+        With `condemn` those that are damaged are marked, so that nobody tries them again.
+        """
         skipped: list[str] = []
-        condemned = self._condemned()
-        for key in self._manifest_keys():
-            try:
-                manifest = self.load_manifest(key)
-                reason = condemned.get(key) or self._incomplete(manifest)
-            except CheckpointError as error:
-                reason = str(error)
-            else:
-                if not reason:
+        condemned = self.condemned()
+        for key in self.manifest_keys():
+            reason = condemned.get(key)
+            if reason is None:
+                manifest, reason = self.look_at(key)
+                if manifest and not reason:
                     return manifest, skipped
+                if condemn and LATER_FORMAT not in reason:
+                    self.condemn(key, reason)
             skipped.append(f"{key}: {reason}")
         return None, skipped
 
+    def look_at(self, key: str) -> tuple[Manifest | None, str]:
+        """The manifest under `key` if it can be read, and why the checkpoint cannot be used; empty if it looks right."""
+        try:
+            manifest = self.load_manifest(key)
+        except CheckpointError as error:
+            return None, str(error)
+        return manifest, self._incomplete(manifest)
+
     def iterations(self) -> list[int]:
         """Of the checkpoints that count, the newest first; some may turn out to be incomplete."""
-        return [parse_key(self._job, key)[0] for key in self._manifest_keys()]
+        return [parse_key(self._job, key)[0] for key in self.manifest_keys()]
 
     def load_manifest(self, key: str) -> Manifest:
         """Read a manifest of this job; raises CheckpointError if it is damaged, missing or another job's."""
@@ -146,18 +171,41 @@ class CheckpointRepository:
             )
         return manifest
 
-    def load_shards(self, manifest: Manifest) -> Iterator[bytes]:
-        """The shards' bytes, each verified before it is handed out; raises CheckpointError."""
+    def load_shards(
+        self, manifest: Manifest, *, limit_bytes: int | None = None, arrived: Arrived = ignore
+    ) -> Iterator[bytearray]:
+        """The shards' bytes, each verified before it is handed out; raises CheckpointError.
+
+        No memory is taken for a shard before the store has confirmed its size, nor for a checkpoint of more than `limit_bytes`.
+        `arrived` is told how many bytes of all shards are there.
+        """
+        if limit_bytes is not None and manifest.num_bytes > limit_bytes:
+            raise CheckpointError(f"{manifest.key} has {manifest.num_bytes} bytes, the job's state at most {limit_bytes}")
+        done = 0
         for shard in manifest.shards:
-            try:
-                data = self._store.get(shard.key)
-            except ObjectNotFound as error:
-                raise CheckpointError(f"shard {shard.key} is missing") from error
-            if len(data) != shard.num_bytes or hashlib.sha256(data).hexdigest() != shard.sha256:
-                raise CheckpointError(
-                    f"shard {shard.key} is damaged: {len(data)} of {shard.num_bytes} bytes, or another SHA-256"
-                )
-            yield data
+            yield self.load_shard(shard, arrived=lambda there, before=done: arrived(before + there))  # type: ignore[misc]
+            done += shard.num_bytes
+
+    def load_shard(self, shard: Shard, *, arrived: Arrived = ignore) -> bytearray:
+        """One shard's bytes, verified while they arrive; raises CheckpointError, or StoreError at the deadline."""
+        if reason := self._lacks(shard):
+            raise CheckpointError(reason)
+        data = bytearray(shard.num_bytes)
+        view, digest, hashed = memoryview(data), hashlib.sha256(), 0
+
+        def take(there: int) -> None:
+            nonlocal hashed
+            digest.update(view[hashed:there])
+            hashed = there
+            arrived(there)
+
+        try:
+            self._store.download(shard.key, view, deadline_s=self._deadline_s, arrived=take)
+        except ObjectNotFound as error:
+            raise CheckpointError(f"shard {shard.key} is missing") from error
+        if digest.hexdigest() != shard.sha256:
+            raise CheckpointError(f"shard {shard.key} is damaged: it has another SHA-256 than its manifest says")
+        return data
 
     # --- retention ---------------------------------------------------------------------------------------------------
 
@@ -170,30 +218,39 @@ class CheckpointRepository:
         """
         if retain < 1:
             raise ValueError(f"retain is {retain}, at least the last good checkpoint must stay")
+        fence, closing = self._fences.newest_and_closing()
+        if closing > generation:
+            return 0
+        self._give_up_uploads(below=fence.generation if fence else 0)
         kept, behind = self._split(retain, reach)
-        doomed = [manifest for manifest in behind if manifest.generation <= generation]
-        for manifest in doomed:
-            self._store.delete(manifest.key)
-            self._store.delete(self._condemned_key(manifest.key))
+        doomed = [key for key in behind if parse_key(self._job, key)[1] <= generation]
+        for key in doomed:
+            self._store.delete(key)
+            self._store.delete(self._condemned_key(key))
         if self._is_enough(kept, retain, reach):
             self._delete_shards(before=kept[-1].iteration, generation=generation)
         return len(doomed)
 
-    def _split(self, retain: int, reach: int | None) -> tuple[list[Manifest], list[Manifest]]:
-        """The newest complete checkpoints that are to stay, and all readable ones behind the last of them."""
-        condemned = self._condemned()
+    def _split(self, retain: int, reach: int | None) -> tuple[list[Manifest], list[str]]:
+        """The newest complete checkpoints that are to stay, and the keys of all that are behind the last of them."""
+        condemned = self.condemned()
         kept: list[Manifest] = []
-        behind: list[Manifest] = []
-        for key in self._manifest_keys():
-            try:
-                manifest = self.load_manifest(key)
-            except CheckpointError:
-                continue
+        behind: list[str] = []
+        for key in self.manifest_keys():
             if self._is_enough(kept, retain, reach):
-                behind.append(manifest)
-            elif key not in condemned and not self._incomplete(manifest):
-                kept.append(manifest)
+                behind.append(key)
+            elif key not in condemned:
+                manifest, reason = self.look_at(key)
+                if manifest and not reason:
+                    kept.append(manifest)
         return kept, behind
+
+    def _give_up_uploads(self, *, below: int) -> None:
+        """Remove what writers of generations that were replaced have begun to upload, and will not finish."""
+        for key in self._store.unfinished(f"{self._root}/shards/"):
+            place = _place_of(key)
+            if place and place[1] < below:
+                self._store.give_up(key)
 
     @staticmethod
     def _is_enough(kept: list[Manifest], retain: int, reach: int | None) -> bool:
@@ -201,25 +258,24 @@ class CheckpointRepository:
 
     def _delete_shards(self, *, before: int, generation: int) -> None:
         for key in self._store.list(f"{self._root}/shards/"):
-            iteration, _, rest = key.split("/")[3].removeprefix("i").partition("-g")
-            of_generation = rest.partition("-")[0]
-            if iteration.isdigit() and of_generation.isdigit() and int(iteration) < before and int(of_generation) <= generation:
+            place = _place_of(key)
+            if place and place[0] < before and place[1] <= generation:
                 self._store.delete(key)
 
     # --- keys and fences -------------------------------------------------------------------------------------------
 
     def _incomplete(self, manifest: Manifest) -> str:
         """Why the checkpoint cannot be loaded, empty if it looks right from outside."""
-        for shard in manifest.shards:
-            try:
-                size = self._store.size(shard.key)
-            except ObjectNotFound:
-                return f"shard {shard.key} is missing"
-            if size != shard.num_bytes:
-                return f"shard {shard.key} has {size} of {shard.num_bytes} bytes"
-        return ""
+        return next((reason for shard in manifest.shards if (reason := self._lacks(shard))), "")
 
-    def _condemned(self) -> dict[str, str]:
+    def _lacks(self, shard: Shard) -> str:
+        try:
+            size = self._store.size(shard.key)
+        except ObjectNotFound:
+            return f"shard {shard.key} is missing"
+        return "" if size == shard.num_bytes else f"shard {shard.key} is damaged: it has {size} of {shard.num_bytes} bytes"
+
+    def condemned(self) -> dict[str, str]:
         """The reasons against checkpoints that must not be used, by their manifests' keys."""
         marks = self._store.list(f"{self._root}/condemned/")
         return {key.replace("/condemned/", "/manifests/"): self._store.get(key).decode(errors="replace") for key in marks}
@@ -227,11 +283,18 @@ class CheckpointRepository:
     def _condemned_key(self, key: str) -> str:
         return f"{self._root}/condemned/{key.rpartition('/')[2]}"
 
-    def _manifest_keys(self) -> list[str]:
+    def all_manifest_keys(self) -> list[str]:
+        """Keys of all manifests, newest first, also of those that have been fenced off."""
+        return self._store.list(f"{self._root}/manifests/")
+
+    def saves(self) -> set[tuple[int, int]]:
+        """Iteration and generation of everything that shards are there of."""
+        return {place for key in self._store.list(f"{self._root}/shards/") if (place := _place_of(key))}
+
+    def manifest_keys(self) -> list[str]:
         """Keys of the manifests that count, newest first."""
-        fence = self._newest_fence()
-        keys = self._store.list(f"{self._root}/manifests/")
-        return [key for key in keys if fence is None or key in fence.admitted or self._is_since(fence, key)]
+        fence = self._fences.newest()
+        return [key for key in self.all_manifest_keys() if fence is None or key in fence.admitted or self._is_since(fence, key)]
 
     def _is_since(self, fence: Fence, key: str) -> bool:
         try:
@@ -239,27 +302,21 @@ class CheckpointRepository:
         except CheckpointError:
             return False
 
-    def _newest_fence(self) -> Fence | None:
-        for key in self._store.list(f"{self._root}/fences/"):
-            try:
-                return _fence.validate_json(self._store.get(key))
-            except ValidationError as error:
-                raise CheckpointError(f"{key} is damaged; delete it to lift the fence") from error
-        return None
-
     def _refuse_stale(self, generation: int, *, key: str | None) -> None:
-        fence = self._newest_fence()
-        if fence and fence.generation > generation and key not in fence.admitted:
-            raise StaleGeneration(
-                f"job {self._job}: generation {generation} was replaced by {fence.generation}, nothing was saved"
-            )
+        fence, closing = self._fences.newest_and_closing()
+        is_admitted = fence is not None and fence.generation == closing and key in fence.admitted
+        if closing > generation and not is_admitted:
+            raise StaleGeneration(f"job {self._job}: generation {generation} was replaced by {closing}, nothing was saved")
 
     def _folder(self, iteration: int, generation: int, save: str) -> str:
         return f"{self._root}/shards/i{iteration:010d}-g{generation}-{save}"
 
-    def _fence_key(self, generation: int) -> str:
-        return f"{self._root}/fences/{LARGEST - generation:010d}.json"
-
 
 def _sidecar(key: str) -> str:
     return key.removesuffix(".safetensors") + ".json"
+
+
+def _place_of(key: str) -> tuple[int, int] | None:
+    """Iteration and generation of the save that a shard's key belongs to, None if it is no such key."""
+    match = FOLDER.match(key)
+    return (int(match[1]), int(match[2])) if match else None
