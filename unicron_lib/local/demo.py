@@ -93,8 +93,8 @@ class Demo:
         as_expected = (incident.kind, incident.severity, plan.kind) == ("process_exit", Severity.SEV2, PlanKind.RESTART)
         in_place = after is not None and after.slots == job.assignment.slots
         self._claim("a killed rank is SEV2 and restarts in place, without a new allocation", as_expected and in_place)
-        source = str(_drained(state.plans[plan.id], self.a.job).get("source"))
-        self._claim("its job goes on from a replica's state: no iteration is lost", source.startswith("replica"), source)
+        source = str(_resumed(state.plans[plan.id], self.a.job).get("from"))
+        self._claim("its survivors go on from their own memory: no iteration is lost", source.startswith("own memory"), source)
         after_b = state.jobs[self.b.job]
         self._claim(
             f"{self.b.job} never noticed",
@@ -209,8 +209,8 @@ class Demo:
         self.checks.append(Check(claim=claim, ok=holds, detail=detail))
 
 
-def _drained(progress: PlanState, job: str) -> Mapping[str, Scalar]:
-    step = next(step for step in progress.plan.steps if step.kind is StepKind.DRAIN and step.job == job)
+def _resumed(progress: PlanState, job: str) -> Mapping[str, Scalar]:
+    step = next(step for step in progress.plan.steps if step.kind is StepKind.RESUME and step.job == job)
     return progress.results[step.id]
 
 

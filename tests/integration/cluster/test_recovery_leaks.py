@@ -1,0 +1,35 @@
+"""`make storm`: many recoveries in one run, after which agents and ranks hold no more than after the second."""
+
+import logging
+import random
+
+import pytest
+
+from unicron_lib.local.census import census
+
+pytestmark = [pytest.mark.storm, pytest.mark.timeout(3600)]
+log = logging.getLogger(__name__)
+SIZES = {"big": 4, "small": 2}
+RECOVERIES = 50
+SETTLED = 2
+"""Recoveries after which all that is made once has been made."""
+
+
+def test_fifty_recoveries_leak_neither_processes_nor_descriptors_nor_threads_nor_shared_memory(pair):
+    seed = random.SystemRandom().randrange(10**6)
+    log.warning("seed %d", seed)
+    chance = random.Random(seed)
+    settled = None
+    for number in range(1, RECOVERIES + 1):
+        known = set(pair.state.incidents)
+        job = chance.choice(sorted(SIZES))
+        pair.cli("inject", "crash", f"{job}/{chance.randrange(SIZES[job])}")
+        pair.until("the failure", lambda _, known=known: pair.new_failures(known))
+        pair.calm(SIZES)
+        pair.trains_on()
+        if number == SETTLED:
+            settled = census(pair.site.cluster_id)
+            log.warning("after %d recoveries: %s", number, settled)
+    at_the_end = census(pair.site.cluster_id)
+    log.warning("after %d recoveries: %s", RECOVERIES, at_the_end)
+    assert at_the_end.grown_since(settled) == {}
