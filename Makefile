@@ -1,6 +1,7 @@
 # The two commands of a new user: `make demo` and `make test`. Both set up what is missing.
 SHELL := bash
 BIN := .venv/bin
+WORKERS ?= 0
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check format test storm paper constraints clean
 
@@ -24,8 +25,8 @@ format: setup ## let ruff repair what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-test: check ## run every check and test (ARGS='-k planning' for some of them)
-	$(BIN)/pytest $(ARGS)
+test: check ## run every check and test (ARGS='-k planning' for some of them, WORKERS=3 for three processes)
+	$(BIN)/pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(ARGS)
 
 storm: setup ## storms of faults on a cluster, on the decisions in virtual time, and on the planner: half an hour
 	$(BIN)/pytest -m storm $(ARGS)

@@ -56,10 +56,11 @@ def _row(finding: Finding) -> Row:
     return asdict(finding) | {"verdict": str(finding.verdict), "meetings": len(finding.meetings)}
 
 
-async def _run(arguments: argparse.Namespace) -> list[Row]:
+async def run_check(nodes: list[str], deadline_s: float) -> list[Row]:
+    """Check them as a flow run, or without Prefect if it is away. Raises UserError for one that trains."""
     if await prefect_answers():
-        return await check_nodes(arguments.nodes, arguments.deadline)
-    return await check(plain, arguments.nodes, arguments.deadline)
+        return await check_nodes(nodes, deadline_s)
+    return await check(plain, nodes, deadline_s)
 
 
 def main() -> int:
@@ -67,8 +68,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.checking", description=__doc__)
     parser.add_argument("nodes", nargs="*", metavar="NODE", help="none: all nodes without ranks")
     parser.add_argument("--deadline", type=float, default=DEADLINE_S, metavar="SECONDS", help="of a meeting (%(default)g)")
+    arguments = parser.parse_args()
     try:
-        rows = asyncio.run(_run(parser.parse_args()))
+        rows = asyncio.run(run_check(arguments.nodes, arguments.deadline))
     except UnicronError as error:
         sys.stderr.write(f"unicron: {error}\n")
         return 2 if isinstance(error, UserError) else 1

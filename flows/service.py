@@ -27,10 +27,12 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.flow_engine import run_flow_async
 from prefect.states import Completed, Pending
 
+from flows.diagnosing import keep_diagnosed
 from flows.foresight import keep_foreseeing, keep_rebalancing
 from flows.reconfiguration import reconfigure
 from flows.recovery import recover
 from flows.response import is_over, plain, respond
+from flows.unasked_checks import keep_checked
 from flows.watching import hardly_waiting, keep_watched, prefect_answers
 from tasks.health import report
 from tasks.services import services
@@ -67,13 +69,15 @@ class RecoveryService:
             await self._serve()
 
     async def _serve(self) -> None:
-        works = (self._listen, self._adopt_orphans, self._record_late, keep_watched, keep_foreseeing, keep_rebalancing)
-        background = [asyncio.create_task(work()) for work in works]
+        own = (self._listen, self._adopt_orphans, self._record_late)
+        beside = (keep_watched, keep_foreseeing, keep_rebalancing, keep_diagnosed, keep_checked)
+        background = [asyncio.create_task(work()) for work in (*own, *beside)]
         try:
             while True:
                 pause_s = await self._look()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), pause_s)
+                    async with asyncio.timeout(pause_s):  # wait_for would lose a cancellation that comes with the event
+                        await self._wake.wait()
         finally:
             tasks = [*background, *self._answers.values()]
             for task in tasks:

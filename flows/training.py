@@ -10,6 +10,7 @@ from prefect import State, flow, get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
+from tasks.checkpoints import CheckpointWatch
 from tasks.health import publish, report_task
 from tasks.reporting import report_progress
 from tasks.services import services
@@ -37,7 +38,8 @@ async def train(job: JobSpec, submission: str = "") -> str | State[None]:
     """
     if not submission:
         submission = await _submit(job, submission=str(flow_run.id or f"local-{time.time_ns()}"))
-    watches = (_watch_ranks, _watch_stragglers, _watch_progress, *((_watch_loss,) if job.loss_guard else ()))
+    guards = (_watch_loss,) if job.guards_loss else ()
+    watches = (_watch_ranks, _watch_stragglers, _watch_progress, _watch_checkpoints, *guards)
     watchers = [asyncio.create_task(watch(job.job)) for watch in watches]
     try:
         ended = await _wait_for_end(job.job, submission)
@@ -172,3 +174,16 @@ async def _watch_progress(name: str) -> None:
             await asyncio.to_thread(services().journal.append, event)
 
     await _for_ever(look, pause_s=5.0)
+
+
+async def _watch_checkpoints(name: str) -> None:
+    """Checkpoint health: what is saved, on the run's page, and an alarm when the newest becomes too old."""
+    watch: CheckpointWatch | None = None
+
+    async def look() -> None:
+        nonlocal watch
+        if watch is None:
+            watch = CheckpointWatch((await _refresh()).jobs[name].spec)
+        await watch.look((await services().live()).get(name))
+
+    await _for_ever(look, pause_s=10.0)

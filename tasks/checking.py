@@ -9,7 +9,8 @@ from pydantic import TypeAdapter
 
 from tasks.health import publish
 from tasks.services import services
-from unicron_lib.agent.messages import CheckNode, OpenRendezvous, Reply, StopRanks
+from unicron_lib.agent.inquiries import CheckNode
+from unicron_lib.agent.messages import OpenRendezvous, Reply, StopRanks
 from unicron_lib.diagnosis.check_consequences import consequences
 from unicron_lib.diagnosis.node_check import Finding, Group, Meeting, Report
 from unicron_lib.domain.cluster import Node

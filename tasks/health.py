@@ -14,6 +14,7 @@ from unicron_lib.domain.cluster import ClusterState, Incident
 from unicron_lib.domain.events import Event, FailureDetected, JobFinished, JobResumed, NodeNoted
 from unicron_lib.domain.failures import Failure
 from unicron_lib.domain.incidents import incident_id
+from unicron_lib.domain.rank_done import RankDone
 
 
 async def report(observation: Observation) -> str | None:
@@ -23,6 +24,8 @@ async def report(observation: Observation) -> str | None:
     """
     event = _event_of(observation)
     incident = await publish(event) if event else None
+    if isinstance(event, RankDone):
+        incident = await _finish_if_done(event)
     await services().controller.acknowledge([observation.id])
     return incident.id if incident else None
 
@@ -47,9 +50,22 @@ async def publish(event: Event) -> Incident | None:
     return _incident_of(journal.state, event)
 
 
+async def _finish_if_done(event: RankDone) -> Incident | None:
+    """The job of a command is finished with the last of its ranks."""
+    job = services().journal.state.jobs.get(event.job)
+    if job is None or job.generation != event.generation or not job.is_done:
+        return None
+    done = f"finished/{event.job}/{event.generation}"
+    iteration = max(event.iteration, job.iteration)
+    return await publish(JobFinished(id=done, at=event.at, job=event.job, generation=event.generation, iteration=iteration))
+
+
 def _event_of(observation: Observation) -> Event | None:
     now, name = time.time(), observation.id
     match observation.body:
+        case RankFinished(whole_job=False) as body:
+            job, generation, rank, iteration = body.job, body.generation, body.rank, body.iteration
+            return RankDone(id=name, at=now, job=job, generation=generation, rank=rank, iteration=iteration)
         case RankFinished() as body:
             done = f"finished/{body.job}/{body.generation}"
             finished = JobFinished(id=done, at=now, job=body.job, generation=body.generation, iteration=body.iteration)

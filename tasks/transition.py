@@ -7,23 +7,36 @@ completion once.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from prefect import task
 
 from tasks.services import services
-from unicron_lib.agent.messages import Command, DrainRanks, LaunchRanks, OpenRendezvous, Reply, SaveReplica, StopRanks
+from unicron_lib.agent.messages import (
+    Command,
+    DrainRanks,
+    HoldRanks,
+    LaunchRanks,
+    OpenRendezvous,
+    Reply,
+    SaveReplica,
+    StopRanks,
+)
 from unicron_lib.checkpointing.repository import CheckpointRepository
+from unicron_lib.controller.origins import origin_told
 from unicron_lib.detection.sections import Limits
-from unicron_lib.domain.cluster import NodeStatus
+from unicron_lib.domain.cluster import ClusterState, NodeStatus
 from unicron_lib.domain.events import Scalar, StepCompleted
 from unicron_lib.domain.jobs import ENDED, JobSpec, JobState
 from unicron_lib.domain.plans import Plan, Step, StepKind
 from unicron_lib.domain.skipping import told
 from unicron_lib.errors import CommandTimeout, ControllerError, NodeNotConnected, UnicronError, UserError
+from unicron_lib.planning.holding import iteration_of, memory_of
 
 log = logging.getLogger("unicron.transition")
 Result = Mapping[str, Scalar]
+OWN_CHECKPOINTS: Result = {"source": "its own checkpoints", "iteration": None, "manifest": None}
+"""Where a job with a command goes on: that is its own business."""
 
 
 class StepFailed(UnicronError):
@@ -44,26 +57,33 @@ async def carry_out(plan: Plan, step: Step) -> Result:
     return result
 
 
-async def _drain(_plan: Plan, step: Step) -> Result:
-    """Let the ranks stop with their work saved: together at an iteration's end, else one survivor saves its replica.
+async def _drain(plan: Plan, step: Step) -> Result:
+    """Let the ranks stop with their work safe: in memory if they live on, else together at an iteration's end.
 
-    The work of a job that goes back is worth nothing: its ranks are merely stopped.
+    If they can do neither, one survivor saves its replica. The work of a job that goes back is worth nothing: its ranks are
+    merely stopped.
     """
-    if (await asyncio.to_thread(services().journal.refresh)).jobs[step.job].rolled_back_to is not None:
+    state = await asyncio.to_thread(services().journal.refresh)
+    job = state.jobs[step.job]
+    if job.rolled_back_to is not None:
         return {"source": "an earlier checkpoint", "iteration": None, "manifest": None}
-    deadline_s = services().settings.drain_s
+    if job.spec.command:
+        if not _has_failed(state, plan, step.job):
+            await _parted(step)
+        return OWN_CHECKPOINTS
+    ranks = await _parted(step)
+    if step.hold and (memory := memory_of(step.hold, ranks)):
+        return memory
+    return await _saved(step, ranks)
 
-    async def ask(node: str) -> list[dict[str, Scalar]]:
-        command = DrainRanks(step=f"{step.id}/{node}", job=step.job, below_generation=step.generation, deadline_s=deadline_s)
-        reply = await _send_unless_gone(node, command, timeout_s=deadline_s + 5)
-        found = reply.result["ranks"] if reply else []
-        assert isinstance(found, list)
-        return [{**rank, "node": node} for rank in found]
 
-    ranks = [rank for found in await asyncio.gather(*map(ask, step.nodes)) for rank in found]
-    saved = max((rank for rank in ranks if rank["state"] == "drained" and rank["manifest"]), key=_iteration, default=None)
-    parked = [rank for rank in ranks if rank["state"] == "parked" and (saved is None or _iteration(rank) > _iteration(saved))]
-    for survivor in sorted(parked, key=lambda rank: (-_iteration(rank), rank["rank"])):
+async def _saved(step: Step, ranks: Sequence[Mapping[str, Scalar]]) -> Result:
+    """Where the work of drained and parked ranks is safe in the store."""
+    saved = max((rank for rank in ranks if rank["state"] == "drained" and rank["manifest"]), key=iteration_of, default=None)
+    parked = [
+        rank for rank in ranks if rank["state"] == "parked" and (saved is None or iteration_of(rank) > iteration_of(saved))
+    ]
+    for survivor in sorted(parked, key=lambda rank: (-iteration_of(rank), rank["rank"])):
         if result := await _save_replica(step, survivor):
             return result
     if saved:
@@ -71,16 +91,41 @@ async def _drain(_plan: Plan, step: Step) -> Result:
     return {"source": "the newest checkpoint", "iteration": None, "manifest": None}
 
 
-def _iteration(rank: Mapping[str, Scalar]) -> int:
-    return int(rank["iteration"] if rank["iteration"] is not None else -1)
+async def _parted(step: Step) -> list[dict[str, Scalar]]:
+    """What has become of the ranks that were asked to drain, or to wait."""
+    deadline_s = services().settings.drain_s
+
+    async def ask(node: str) -> list[dict[str, Scalar]]:
+        reply = await _send_unless_gone(node, _parting(step, node, deadline_s), timeout_s=deadline_s + 5)
+        found = reply.result["ranks"] if reply else []
+        assert isinstance(found, list)
+        return [{**rank, "node": node} for rank in found]
+
+    return [rank for found in await asyncio.gather(*map(ask, step.nodes)) for rank in found]
+
+
+def _parting(step: Step, node: str, deadline_s: float) -> DrainRanks | HoldRanks:
+    key, job, floor, hold = f"{step.id}/{node}", step.job, step.generation, step.hold
+    if hold is None:
+        return DrainRanks(step=key, job=job, below_generation=floor, deadline_s=deadline_s)
+    return HoldRanks(
+        step=key, job=job, below_generation=floor, deadline_s=deadline_s, abort=hold.abort, condemned=hold.condemned
+    )
+
+
+def _has_failed(state: ClusterState, plan: Plan, job: str) -> bool:
+    """Whether the plan answers a failure of the job: a command's other ranks wait for the lost one, and save nothing."""
+    answered = (state.incidents[name] for name in plan.incidents)
+    return any(incident.is_failure and job in incident.jobs for incident in answered)
 
 
 async def _save_replica(step: Step, survivor: Mapping[str, Scalar]) -> Result | None:
     command = SaveReplica(
-        step=f"{step.id}/save/{survivor['rank']}",
+        step=f"{step.id}/save/{survivor['generation']}-{survivor['rank']}",
         job=step.job,
         generation=int(survivor["generation"] or 0),
         rank=int(survivor["rank"] or 0),
+        as_generation=step.generation - 1,
         deadline_s=services().settings.command_s,
     )
     node = str(survivor["node"])
@@ -94,37 +139,60 @@ async def _save_replica(step: Step, survivor: Mapping[str, Scalar]) -> Result | 
 
 
 async def _stop(_plan: Plan, step: Step) -> Result:
-    """End whatever is left of older generations; from here on their agents refuse them."""
+    """End whatever is left of older generations, except what lives on; from here on their agents refuse them."""
 
     async def stop(node: str) -> int:
-        command = StopRanks(step=f"{step.id}/{node}", job=step.job, below_generation=step.generation, grace_s=2.0)
+        command = StopRanks(
+            step=f"{step.id}/{node}",
+            job=step.job,
+            below_generation=step.generation,
+            grace_s=2.0,
+            keep_gpus=step.hold.gpus_on(node) if step.hold else (),
+        )
         reply = await _send_unless_gone(node, command, timeout_s=services().settings.command_s)
         return int(_scalar(reply, "stopped") or 0) if reply else 0
 
     return {"stopped": sum(await asyncio.gather(*map(stop, step.nodes)))}
 
 
-async def _restore(_plan: Plan, step: Step) -> Result:
+async def _restore(plan: Plan, step: Step) -> Result:
     """Fence older generations off the store, then choose the newest complete checkpoint of this submission.
 
-    For a job that goes back, checkpoints from after the harm was done are fenced off too.
+    For a job that goes back, checkpoints from after the harm was done are fenced off too. Where ranks hold newer state in their
+    memory, it is what they fall back on. Meanwhile the rendezvous store is started, which LAUNCH will ask for.
     """
     job = (await asyncio.to_thread(services().journal.refresh)).jobs[step.job]
+    if job.spec.command:
+        return OWN_CHECKPOINTS
+    held = _held(plan, step.job)
 
     def choose() -> Result:
         repository = CheckpointRepository(services().store, step.job)
         _refuse_to_begin_anew(job, repository.iterations())
         anew = not job.restored and job.spec.load != "latest"
         repository.fence(step.generation, anew=anew, up_to=job.rolled_back_to)
-        newest, skipped = repository.newest_complete()
-        left_out = {"batches_left_out": told(job.skipped)} if job.skipped else {}
-        return left_out | {
-            "manifest": newest.key if newest else None,
-            "iteration": newest.iteration if newest else -1,
-            "skipped": "; ".join(skipped),
-        }
+        newest, skipped = repository.newest_complete(condemn=True)
+        saved = newest.iteration if newest else -1
+        result: dict[str, Scalar] = {"batches_left_out": told(job.skipped)} if job.skipped else {}
+        result |= {"manifest": newest.key if newest else None, "iteration": saved, "skipped": "; ".join(skipped)}
+        return result | ({"iteration": max(iteration_of(held), saved), "fallback_iteration": saved} if held else {})
 
-    return await asyncio.to_thread(choose)
+    opening = _open_rendezvous(plan, step.job, job.spec)
+    chosen, opened = await asyncio.gather(asyncio.to_thread(choose), opening, return_exceptions=True)
+    if isinstance(opened, BaseException):
+        log.warning("%s: LAUNCH asks again", opened)
+    if isinstance(chosen, BaseException):
+        raise chosen
+    return chosen
+
+
+async def _open_rendezvous(plan: Plan, job: str, spec: JobSpec) -> Reply:
+    """Start the generation's rendezvous store beside its first rank, unless that is done. Raises StepFailed."""
+    assignment = plan.assignment_of(job)
+    assert assignment is not None
+    launch = next(step for step in plan.steps if step.job == job and step.kind is StepKind.LAUNCH)
+    command = OpenRendezvous(step=f"{launch.id}/rendezvous", job=job, generation=launch.generation, spec=spec)
+    return await _send(assignment.slots[0].node, command, timeout_s=services().settings.command_s)
 
 
 def _refuse_to_begin_anew(job: JobState, saved: list[int]) -> None:
@@ -143,15 +211,15 @@ async def _launch(plan: Plan, step: Step) -> Result:
     assert assignment is not None
     state = await asyncio.to_thread(services().journal.refresh)
     restored = _result_of(plan, step.job, StepKind.RESTORE)
-    rendezvous = OpenRendezvous(step=f"{step.id}/rendezvous", job=step.job, generation=step.generation)
-    opened = await _send(assignment.slots[0].node, rendezvous, timeout_s=services().settings.command_s)
+    spec = state.jobs[step.job].spec
+    opened = await _open_rendezvous(plan, step.job, spec)
     manifest = restored.get("manifest")
     commands = [
         LaunchRanks(
             step=f"{step.id}/{node}",
             job=step.job,
             generation=step.generation,
-            spec=state.jobs[step.job].spec,
+            spec=spec,
             layout=assignment.layout,
             ranks=assignment.ranks_on(node),
             world_size=assignment.num_gpus,
@@ -167,7 +235,10 @@ async def _launch(plan: Plan, step: Step) -> Result:
     ]
     sends = (_send(n, c, timeout_s=services().settings.command_s) for n, c in zip(assignment.nodes, commands, strict=True))
     await asyncio.gather(*sends)
-    return {"ranks": assignment.num_gpus, "from": str(manifest) if manifest else "the beginning"}
+    if spec.command:
+        return {"ranks": assignment.num_gpus, "from": OWN_CHECKPOINTS["source"], "checkpoint": _scalar(opened, "checkpoint")}
+    held, stored = _held(plan, step.job), str(manifest) if manifest else "the beginning"
+    return {"ranks": assignment.num_gpus, "from": str(held["source"]) if held else stored}
 
 
 async def _resume(plan: Plan, step: Step) -> Result:
@@ -190,7 +261,10 @@ async def _resume(plan: Plan, step: Step) -> Result:
             await asyncio.sleep(0.2)
             continue
         if live is not None and live.has_stepped(step.generation, assignment.num_gpus):
-            return {"iteration": live.iteration, "first_iteration_at": live.first_iteration_at}
+            restored, held = _result_of(plan, step.job, StepKind.RESTORE), _held(plan, step.job)
+            stored = restored.get("fallback_iteration", restored.get("iteration"))
+            origin = origin_told(live.origins, held=held.get("iteration"), stored=stored)
+            return {"iteration": live.iteration, "first_iteration_at": live.first_iteration_at, **origin}
     raise StepFailed(f"{step.job} made no iteration within {patience_s:.0f} s of its launch")
 
 
@@ -211,6 +285,12 @@ _EFFECTS: Mapping[StepKind, Callable[[Plan, Step], Awaitable[Result]]] = {
 def _result_of(plan: Plan, job: str, kind: StepKind) -> Result:
     results = services().journal.state.plans[plan.id].results
     return next((results[s.id] for s in plan.steps if s.job == job and s.kind is kind and s.id in results), {})
+
+
+def _held(plan: Plan, job: str) -> Result:
+    """What DRAIN has found in the memory of ranks that live on; empty if there are none."""
+    drained = _result_of(plan, job, StepKind.DRAIN)
+    return drained if drained.get("held") else {}
 
 
 def _scalar(reply: Reply, key: str) -> Scalar:

@@ -1,6 +1,40 @@
-"""Helpers of the tests are importable from every test folder."""
+"""Helpers of the tests are importable from every test folder; what shares a cluster or a server shares a process."""
 
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "unit"))
+
+TOGETHER = (
+    "tests/integration/cluster",
+    "tests/integration/agents",
+    "tests/integration/training",
+    "tests/flows/with_prefect",
+)
+"""Folders of which one process runs all tests, longest first: they share what is slow to start, or mind each other's load."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """With `-n`, one process runs all tests of a file, or of a folder of TOGETHER."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = PurePosixPath(nodeid.partition("::")[0])
+            return str(path.parent if str(path.parent) in TOGETHER else path)
+
+    return Together(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `-n`, begin with what takes longest; without, the order stays as it is."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    folder = item.nodeid.partition("::")[0].rpartition("/")[0]
+    return TOGETHER.index(folder) if folder in TOGETHER else len(TOGETHER)

@@ -4,8 +4,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast, get_args
 
 from unicron_lib.agent.access import read_token
+from unicron_lib.domain.check_policy import CheckPolicy
 from unicron_lib.errors import UserError
 
 DEFAULT_MTBF_GPU_S = 6.2e7
@@ -30,7 +32,8 @@ class Settings:
     With a `repair_s` above 0, plans for a node loss compare what else could be done, at these prices; a `dollars_per_eflop`
     of 0 means that nobody has said what FLOP are worth. `pools_file` has the prices and limits of several pools; whether
     jobs had better change pools is looked at every `rebalance_s`, never if it is 0. At `replica_bytes_per_s` a job's whole
-    state goes on from a surviving replica, at `store_bytes_per_s` from the object store.
+    state goes on from a surviving replica, at `store_bytes_per_s` from the object store. `check_nodes` says which idle nodes
+    are checked unasked: `never` any, those that `rejoined` after they had failed, or all that are `idle`, once a day.
     """
 
     store_url: str
@@ -52,6 +55,7 @@ class Settings:
     replica_bytes_per_s: float = 1e9
     store_bytes_per_s: float = 2e9
     pools_file: str = ""
+    check_nodes: CheckPolicy = "rejoined"
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> "Settings":
@@ -69,6 +73,7 @@ class Settings:
             spare_gpus=spares,
             max_jobs_per_node=jobs,
             pools_file=env.get("UNICRON_POOLS_FILE", ""),
+            check_nodes=_policy(env, "UNICRON_CHECK_NODES"),
             **numbers,
         )
 
@@ -78,6 +83,14 @@ def _required(env: Mapping[str, str], key: str) -> str:
     if not value:
         raise UserError(f"{key} is not set: run inside `unicron up`, or see README, 'On your own cluster'")
     return value
+
+
+def _policy(env: Mapping[str, str], key: str) -> CheckPolicy:
+    name = env.get(key) or "rejoined"
+    for policy in get_args(CheckPolicy):
+        if name == policy:
+            return cast("CheckPolicy", policy)
+    raise UserError(f"{key} is {name!r}: choose one of {', '.join(get_args(CheckPolicy))}")
 
 
 def _number(env: Mapping[str, str], key: str) -> float | None:

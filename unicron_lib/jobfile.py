@@ -26,7 +26,7 @@ SHAPES: Mapping[str, tuple[type, str]] = {
 }
 FORBIDDEN_IN_NAMES = frozenset("/%&<>")  # Prefect's rule: names are parts of its addresses
 job_spec: TypeAdapter[JobSpec] = TypeAdapter(JobSpec)
-_text_keys = frozenset(field.name for field in fields(JobSpec) if field.type is str)
+_text_keys = frozenset(field.name for field in fields(JobSpec) if field.type is str) | {"env"}
 
 
 def read_jobs(path: Path) -> tuple[JobSpec, ...]:
@@ -46,6 +46,7 @@ def read_deployments(*paths: Path) -> list[dict[str, Any]]:
     found = [(path, entry) for path in paths for entry in _entries(path)]
     for path, entry in found:
         _check_entry(path, entry)
+        _resolve_directory(path, entry)
     _refuse_doubles("deployment", ((path, entry["name"]) for path, entry in found))
     jobs = [(path, _spec(path, entry).job) for path, entry in found if entry["entrypoint"] == TRAIN]
     _refuse_doubles("job", jobs)
@@ -84,6 +85,15 @@ def _check_entry(path: Path, entry: Mapping[str, Any]) -> None:
         raise UserError(f"{where}: work_pool.name must be text, found {pool!r}")
 
 
+def _resolve_directory(path: Path, entry: dict[str, Any]) -> None:
+    """A relative `working_dir` is relative to the job's file; from here on everybody sees the absolute path."""
+    parameters = entry.get("parameters") or {}
+    job = parameters.get("job")
+    directory = job.get("working_dir") if isinstance(job, dict) else None
+    if isinstance(job, dict) and isinstance(directory, str) and directory:
+        entry["parameters"] = {**parameters, "job": {**job, "working_dir": str((path.parent / directory).resolve())}}
+
+
 def _refuse_doubles(what: str, named: Iterable[tuple[Path, str]]) -> None:
     seen: dict[str, Path] = {}
     for path, name in named:
@@ -102,12 +112,26 @@ def _spec(path: Path, entry: Mapping[str, Any]) -> JobSpec:
 
 def parse_spec(raw: Mapping[str, Any], *, where: str) -> JobSpec:
     """The JobSpec that `raw` describes. Raises UserError naming the first key that is wrong."""
+    _refuse_no_command(raw, where)
     try:
         spec = job_spec.validate_python(raw)
     except ValidationError as error:
         raise UserError(f"{where}: {_sentence(error)}") from error
     _refuse_numbers_as_text(raw, where)
     return spec
+
+
+def _refuse_no_command(raw: Mapping[str, Any], where: str) -> None:
+    """Without words, or as one text, a command would be taken for none, or for letters."""
+    command = raw.get("command", ("",))
+    example = "write a list of texts, such as [python, train.py, --epochs, '3']"
+    if not isinstance(command, list | tuple):
+        raise UserError(f"{where}: command is {command!r}: {example}")
+    if not command:
+        raise UserError(f"{where}: command is empty: {example}, or leave the key out")
+    for word in command:
+        if not isinstance(word, str):
+            raise UserError(f"{where}: command has {word!r}, which is no text: put it into quotes")
 
 
 def _refuse_numbers_as_text(raw: Mapping[str, Any], where: str) -> None:

@@ -21,7 +21,7 @@ def incident_markdown(state: ClusterState, name: str) -> str:
         return f"{name} turned out to be a part of {incident.merged_into}:\n\n{whole}"
     plan = state.plans.get(incident.plan or "")
     parts = [f"# {incident.kind}: {headline(incident)}", _summary(state, incident), _evidence(incident)]
-    parts += [_parts(state, incident), "" if plan else _without_plan(incident)]
+    parts += [_diagnosis(incident), _parts(state, incident), "" if plan else _without_plan(incident)]
     if plan:
         parts += [f"## Decision\n{plan.plan.reason}", _allocation(state, plan), _alternatives(plan), _steps(plan)]
     return "\n\n".join(part for part in parts if part)
@@ -74,6 +74,28 @@ def _role(incident: Incident, failure: Failure) -> str:
     if failure is incident.root:
         return "the cause"
     return "a consequence" if failure.is_echo else ""
+
+
+def _diagnosis(incident: Incident) -> str:
+    """Why it happened, as the logs tell, and whether the recovery knew; it acts on what it sees itself only."""
+    told = incident.diagnosis
+    if told is None:
+        return ""
+    again = "a restart can help" if told.recoverable else "a restart will not help"
+    rows = [
+        f"**{told.kind}** ({told.source}), confidence {told.confidence:.0%}: {_cell(told.root_cause)}",
+        f"- judged so: {_cell(told.reason)}",
+        f"- to do: {told.mitigation}; {again}",
+        *(f"- shown by `{_cell(it).replace('`', ' ')}`" for it in told.evidence),
+    ]
+    if told.similar:
+        rows.append(f"- like {', '.join(told.similar)}")
+    rows += [f"- not read: {_cell(it)}" for it in told.unread]
+    if told.kind != incident.kind:
+        rows.append(
+            f"- the recovery took it for {incident.kind} and was not changed: a diagnosis is for people, nothing acts on it"
+        )
+    return "## Why, as the logs tell\n" + "\n".join(rows)
 
 
 def _parts(state: ClusterState, incident: Incident) -> str:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-JOB_FILES = sorted((ROOT / "infra/jobs").glob("*.yaml"))
+JOB_FILES = sorted([*(ROOT / "infra/jobs").glob("*.yaml"), *(ROOT / "examples").glob("*/*.yaml")])
 
 
 def deployments(path: Path) -> list[dict[str, Any]]:

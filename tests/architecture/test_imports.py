@@ -66,3 +66,31 @@ def test_the_checkout_does_not_leak_into_the_import_path() -> None:
     code = "import importlib.util as u; import flows, tasks, unicron_lib; print(u.find_spec('tests'), u.find_spec('infra'))"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, cwd="/")
     assert done.stdout.split() == ["None", "None"]
+
+
+PICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+LOADERS = {"torch.load": "weights_only", "np.load": "", "numpy.load": "", "pandas.read_pickle": "", "pd.read_pickle": ""}
+"""Calls that unpickle, and the argument, if there is one, that has them refuse all but plain data."""
+
+
+def unpickles(path: Path) -> list[str]:
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    loading = [call for call in calls if ast.unparse(call.func) in LOADERS]
+    return [
+        ast.unparse(call)
+        for call in loading
+        if not any(it.arg == LOADERS[ast.unparse(call.func)] and ast.unparse(it.value) == "True" for it in call.keywords)
+    ]
+
+
+@pytest.mark.parametrize("part", ["flows", "tasks", "unicron_lib"])
+def test_nothing_is_ever_unpickled(part: str) -> None:
+    """What comes from a store or a network must not be able to run code here."""
+    for path in (ROOT / part).rglob("*.py"):
+        assert not {module.split(".")[0] for module, _ in imports(path)} & PICKLES, path
+        assert not unpickles(path), path
+
+
+def test_what_unpickles_would_be_noticed(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("torch.load(f)\ntorch.load(f, weights_only=False)\ntorch.load(f, weights_only=True)\n")
+    assert len(unpickles(tmp_path / "a.py")) == 2

@@ -28,7 +28,7 @@ def rows(first: str) -> dict[str, str]:
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
     if field.default is not dataclasses.MISSING:
-        return field.default
+        return [] if field.default == () else field.default  # as YAML says it
     return field.default_factory() if field.default_factory is not dataclasses.MISSING else "required"
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from fake_site import FakeAgents
 
 from tasks import checking as tasks
-from unicron_lib.agent.messages import CheckNode
+from unicron_lib.agent.inquiries import CheckNode
 from unicron_lib.domain.events import NodeJoined
 
 IDLE = ["node-3", "node-4", "node-5", "node-6"]

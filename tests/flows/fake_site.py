@@ -2,16 +2,22 @@
 
 from dataclasses import dataclass, field
 
-from unicron_lib.agent.messages import DrainRanks, LaunchRanks, OpenRendezvous, Reply, SaveReplica, StopRanks
+from unicron_lib.agent.messages import DrainRanks, HoldRanks, LaunchRanks, OpenRendezvous, Reply, SaveReplica, StopRanks
+from unicron_lib.controller.origins import Origin
 from unicron_lib.controller.views import JobProgress
 from unicron_lib.errors import NodeNotConnected
 
 
 @dataclass
 class FakeAgents:
-    """Keeps what each node runs: generations by (node, job); every effect is counted by its step."""
+    """Keeps what each node runs: generations by (node, job); every effect is counted by its step.
+
+    One rank a node speaks for all. `held` are those that live on, by (node, job), as their generation and who adopts them.
+    """
 
     running: dict[tuple[str, str], int] = field(default_factory=dict)
+    held: dict[tuple[str, str], int] = field(default_factory=dict)
+    adopted: list[tuple[str, str, int]] = field(default_factory=list)
     effects: list[tuple[str, str]] = field(default_factory=list)
     replies: dict[str, Reply] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
@@ -34,17 +40,31 @@ class FakeAgents:
                 return {"address": "127.0.0.1", "port": 1}
             case LaunchRanks():
                 self.running[node, command.job] = command.generation
+                if self.held.pop((node, command.job), 0) == command.generation:
+                    self.adopted.append((node, command.job, command.generation))
                 return {"pids": []}
-            case DrainRanks():
-                generation = self.running.get((node, command.job))
-                if generation is None:
-                    return {"ranks": []}
-                rank = {"rank": 0, "generation": generation, "state": "parked", "iteration": 7, "manifest": None}
-                return {"ranks": [rank]}
+            case HoldRanks() | DrainRanks():
+                return {"ranks": self._parked(node, command)}
             case SaveReplica():
                 return {"iteration": 7, "manifest": None}
             case StopRanks():
-                return {"stopped": int(self.running.pop((node, command.job), None) is not None)}
+                return {"stopped": self._stopped(node, command)}
+
+    def _parked(self, node, command):
+        generation = self.running.get((node, command.job))
+        if generation is None:
+            return []
+        rank = {"rank": 0, "generation": generation, "state": "parked", "iteration": 7, "manifest": None}
+        if isinstance(command, DrainRanks):
+            return [rank]
+        self.held[node, command.job] = command.below_generation
+        return [{**rank, "gpu": 0, "micro_batches": 3}]
+
+    def _stopped(self, node, command):
+        if command.keep_gpus and self.held.get((node, command.job)) == command.below_generation:
+            return 0
+        self.held.pop((node, command.job), None)
+        return int(self.running.pop((node, command.job), None) is not None)
 
 
 @dataclass
@@ -83,4 +103,8 @@ class FakeController:
             first_iteration_at=1.0,
             iterations=dict.fromkeys(range(world_size), 8),
             measured_flops={},
+            origins={
+                rank: Origin(source="own memory" if self.agents.adopted else "", kept_micro_batches=3)
+                for rank in range(world_size)
+            },
         )

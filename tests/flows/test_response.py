@@ -13,6 +13,7 @@ from unicron_lib.domain.events import FailureDetected, JobCancelled, JobSubmitte
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 from unicron_lib.domain.jobs import JobStatus
 from unicron_lib.domain.plans import StepKind
+from unicron_lib.domain.timeline import timing
 from unicron_lib.errors import StoreError
 from unicron_lib.journal import Journal
 
@@ -165,3 +166,82 @@ async def test_a_node_that_goes_during_the_transition_supersedes_the_plan(site):
     superseded = [p for p in state.plans.values() if p.superseded_by]
     assert len(superseded) == 1
     assert {i.status for i in state.incidents.values()} == {IncidentStatus.CLOSED}
+
+
+# ranks that live on
+
+
+def results(state, job="gpt-a"):
+    """What the steps of the newest finished plan of the job told."""
+    done = [it for it in state.plans.values() if it.finished_at is not None and it.plan.assignment_of(job)]
+    return {step.kind: done[-1].results[step.id] for step in done[-1].plan.steps if step.job == job}
+
+
+async def test_survivors_live_on_and_the_journal_tells_from_where_the_job_went_on(site):
+    site.fail("f1")
+    await site.respond()
+    assert sorted(site.agents.adopted) == [("node-1", "gpt-a", 2), ("node-2", "gpt-a", 2)]
+    assert not [kind for kind, _ in site.agents.effects if kind in {"drain_ranks", "save_replica"}]
+    told = results(site.journal.state)
+    assert told[StepKind.DRAIN] == {
+        "source": "memory of 2 ranks",
+        "iteration": 7,
+        "manifest": None,
+        "held": 2,
+        "micro_batches": 6,
+    }
+    assert told[StepKind.STOP] == {"stopped": 0}
+    assert (told[StepKind.RESTORE]["iteration"], told[StepKind.RESTORE]["fallback_iteration"]) == (7, -1)
+    assert told[StepKind.LAUNCH]["from"] == "memory of 2 ranks"
+    assert told[StepKind.RESUME]["from"] == "own memory of 4 ranks; 12 micro-batches kept, 0 computed again"
+    assert told[StepKind.RESUME]["went_on_after"] == 7
+    (incident,) = [it for it in site.journal.state.incidents.values() if it.is_failure]
+    assert timing(site.journal.state, incident).lost_iterations == 0
+
+
+async def test_after_a_launch_in_vain_no_rank_lives_on(site):
+    site.fail("f1")
+    site.agents.refuse["launch_ranks"] = "no memory"
+
+    async def heals(task, *args):
+        if any(failure.id.startswith("step/") for i in site.journal.state.incidents.values() for failure in i.failures):
+            site.agents.refuse.clear()
+        return await plain(task, *args)
+
+    await respond(heals)
+    assert site.agents.adopted == []
+    kinds = [kind for kind, _ in site.agents.effects]
+    assert kinds.index("hold_ranks") < kinds.index("drain_ranks")
+    assert site.agents.held == {}
+    assert set(site.agents.running.values()) == {3}
+
+
+async def test_ranks_held_by_a_plan_that_is_superseded_live_on_in_the_next_one(site):
+    site.fail("f1")
+
+    async def fails_again(task, *args):
+        step = args[1] if len(args) > 1 else None
+        if step is not None and step.kind is StepKind.LAUNCH and site.journal.state.jobs["gpt-a"].generation == 2:
+            site.fail("f2", rank=2, iteration=8)
+        return await plain(task, *args)
+
+    await respond(fails_again)
+    assert site.journal.state.jobs["gpt-a"].generation == 3
+    assert set(site.agents.running.values()) == {3}
+    assert {("node-1", "gpt-a", 3), ("node-2", "gpt-a", 3)} <= set(site.agents.adopted)
+
+
+async def test_a_job_that_is_cancelled_while_its_ranks_are_held_leaves_none_behind(site):
+    site.fail("f1")
+
+    async def is_cancelled(task, *args):
+        step = args[1] if len(args) > 1 else None
+        if step is not None and step.kind is StepKind.LAUNCH:
+            assert site.agents.held
+            site.journal.append(JobCancelled(id="c", at=1.0, job="gpt-a", submission="1"))
+        return await plain(task, *args)
+
+    await respond(is_cancelled)
+    await site.respond()
+    assert site.journal.state.jobs["gpt-a"].status is JobStatus.CANCELLED
+    assert (site.agents.held, site.agents.running) == ({}, {})

@@ -33,7 +33,7 @@ async def two_jobs(site, monkeypatch):
     async def no_run(_self, _incident) -> None:
         return None
 
-    for name in ("keep_watched", "keep_foreseeing", "keep_rebalancing"):
+    for name in ("keep_watched", "keep_foreseeing", "keep_rebalancing", "keep_diagnosed", "keep_checked"):
         monkeypatch.setattr(service, name, idle)
     for name in ("_listen", "_adopt_orphans", "_record_late"):
         monkeypatch.setattr(RecoveryService, name, lambda _: idle())
@@ -189,3 +189,30 @@ async def test_a_server_that_is_busy_is_asked_again_for_a_moment(monkeypatch, co
         assert await service.unless_busy(call) == "done"
         assert codes == [503, 503]
     assert calls == asked
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_an_end_that_coincides_with_news_is_no_less_an_end(two_jobs, turns):
+    """SIGTERM, in whichever turn of the event loop it comes after an event has woken the service."""
+    recovery = RecoveryService()
+    serves = asyncio.create_task(recovery.serve())
+    looked = asyncio.Event()
+    look = recovery._look
+
+    async def noted() -> float:
+        pause_s = await look()
+        looked.set()
+        return pause_s
+
+    recovery._look = noted
+    await looked.wait()
+    await asyncio.sleep(0)
+    recovery._wake.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    serves.cancel()
+    ended, _ = await asyncio.wait({serves}, timeout=DEADLINE_S / 4)
+    serves.cancel()
+    await asyncio.gather(serves, return_exceptions=True)
+    assert ended
+    assert serves.cancelled()

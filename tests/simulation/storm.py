@@ -35,6 +35,7 @@ class Weather:
     events: Counter[str]
     entries: int
     left_behind: tuple[str, ...]
+    adopted: int
     story: tuple[str, ...]
 
 
@@ -60,6 +61,7 @@ def _play(seed: int) -> Weather:
         events=events,
         entries=len(world.witness.events),
         left_behind=tuple(world.witness.left_behind),
+        adopted=world.witness.adopted,
         story=tuple(world.kernel.story),
     )
 

@@ -12,6 +12,7 @@ from unicron_lib.agent.messages import (
     AgentHello,
     DrainRanks,
     Heartbeat,
+    HoldRanks,
     LaunchRanks,
     Observation,
     RankExited,
@@ -28,7 +29,7 @@ ECHO = ("DistBackendError", "NCCL error: remote process exited or there was a ne
 
 @dataclass(eq=False)
 class Rank:
-    """`phase` is running, stalled, parked, or dead."""
+    """`phase` is running, stalled, parked, or dead. A parked one may live on in the generation `held_for`."""
 
     job: str
     generation: int
@@ -37,6 +38,7 @@ class Rank:
     iteration: int
     phase: str = "running"
     told: bool = False
+    held_for: int = 0
 
 
 @dataclass(eq=False)
@@ -128,9 +130,10 @@ class Node:
     def answer(self, command: object) -> Reply:
         """As `agent.commands` does it: admit, recall or do, keep."""
         generation = command.generation if isinstance(command, LaunchRanks) else command.below_generation
-        if not self.fence.admits(command.job, generation):
+        is_claimed = isinstance(command, LaunchRanks) and self._is_claimed(command)
+        if is_claimed or not self.fence.admits(command.job, generation):
             return Reply(step=command.step, ok=False, error=self.fence.refusal(command.job, generation), stale=True)
-        if not isinstance(command, DrainRanks):
+        if not isinstance(command, DrainRanks | HoldRanks):
             self.fence.raise_to(command.job, generation)
         reply = self.memo.recall(command.step)
         if reply is None:
@@ -152,7 +155,9 @@ class Node:
             case StopRanks():
                 return {"stopped": len(self._stop(command))}
             case DrainRanks():
-                return {"ranks": len(self._below(command))}
+                return {"ranks": len(self._below(command.job, command.below_generation))}
+            case HoldRanks():
+                return {"ranks": self._hold(command)}
 
     def _launch(self, command: LaunchRanks) -> Iterator[int]:
         if command.generation < self.ended.get(command.job, 0):
@@ -160,11 +165,21 @@ class Node:
         self.kernel.tell(f"{self.name} launches {command.job} generation {command.generation}, ranks {command.ranks}")
         for rank, gpu in command.ranks:
             held = self.gpus.get(gpu)
+            if held and (held.job, held.phase, held.held_for) == (command.job, "parked", command.generation):
+                self.kernel.tell(f"{self.name}: rank {held.rank} of {held.job}, at iteration {held.iteration}, lives on")
+                held.generation, held.rank, held.world_size = command.generation, rank, command.world_size
+                held.phase, held.told = "running", False
+                self.witness.adopted += 1
+                yield rank
+                continue
             if held and held.phase != "dead":
                 self._find_left_behind(command, held)
             iteration = int(command.restore_from or -1)
             self.gpus[gpu] = Rank(command.job, command.generation, rank, command.world_size, iteration)
             yield rank
+        for gpu in self._below(command.job, command.generation):
+            if self.gpus[gpu].held_for:
+                del self.gpus[gpu]
 
     def _find_left_behind(self, command: LaunchRanks, held: Rank) -> None:
         newest = self.witness.state.jobs[held.job].generation
@@ -174,12 +189,33 @@ class Node:
         self.kernel.tell(f"{text}, found by {command.job} generation {command.generation}")
         self.witness.left_behind.append(text)
 
-    def _below(self, command: StopRanks | DrainRanks) -> list[int]:
-        floor = command.below_generation
-        return [gpu for gpu, rank in self.gpus.items() if rank.job == command.job and rank.generation < floor]
+    def _is_claimed(self, command: LaunchRanks) -> bool:
+        """A launch of a plan that was given up comes late: a newer one holds its ranks already."""
+        return any(rank.job == command.job and rank.held_for > command.generation for rank in self.gpus.values())
+
+    def _below(self, job: str, floor: int) -> list[int]:
+        return [gpu for gpu, rank in self.gpus.items() if rank.job == job and rank.generation < floor]
+
+    def _hold(self, command: HoldRanks) -> list[dict[str, object]]:
+        """As `agent.holding` does it: who hangs is killed, all others park."""
+        told = []
+        for gpu in self._below(command.job, command.below_generation):
+            rank = self.gpus[gpu]
+            hangs = rank.phase == "stalled" and (rank.rank in command.condemned or self.kernel.rng.random() < 0.5)
+            if rank.phase != "dead":
+                rank.phase, rank.held_for = ("dead", 0) if hangs else ("parked", max(rank.held_for, command.below_generation))
+            state = "parked" if rank.phase == "parked" else "gone"
+            it = {"rank": rank.rank, "generation": rank.generation, "state": state, "iteration": rank.iteration}
+            told.append({**it, "manifest": None, "gpu": gpu, "micro_batches": 0})
+        self.kernel.tell(f"{self.name} holds {command.job} below generation {command.below_generation}: {told}")
+        return told
 
     def _stop(self, command: StopRanks) -> list[int]:
-        gone = self._below(command)
+        below, floor = self._below(command.job, command.below_generation), command.below_generation
+        gone = [gpu for gpu in below if self.gpus[gpu].held_for < floor + (gpu not in command.keep_gpus)]
+        self.witness.part(
+            self.name, command, {gpu: self.gpus[gpu].held_for for gpu in gone if self.gpus[gpu].phase == "parked"}
+        )
         self.ended[command.job] = max(self.ended.get(command.job, 0), command.below_generation)
         self.kernel.tell(f"{self.name} stops {command.job} below generation {command.below_generation}: GPUs {gone}")
         for gpu in gone:

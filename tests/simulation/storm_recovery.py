@@ -1,13 +1,13 @@
 """A recovery of a storm: the sequence of `flows.response`, which may be cut off wherever it yields, beside another one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from storm_control import Controller
 from storm_kernel import HostClock, Kernel, Process, Work
 from storm_store import Broken, Store
 
-from unicron_lib.agent.messages import DrainRanks, LaunchRanks, Reply, StopRanks
+from unicron_lib.agent.messages import DrainRanks, HoldRanks, LaunchRanks, Reply, StopRanks
 from unicron_lib.domain.actions import Continue, Dismiss, Respond, Rest, TripBreaker, Wait
 from unicron_lib.domain.cluster import ClusterState, NodeStatus, PlanState
 from unicron_lib.domain.events import (
@@ -23,6 +23,7 @@ from unicron_lib.domain.plans import STEP_ORDER, Plan, Step, StepKind
 from unicron_lib.domain.recovery import decide
 from unicron_lib.errors import IllegalTransition, StoreError
 from unicron_lib.journal import Journal
+from unicron_lib.planning.holding import memory_of
 from unicron_lib.planning.planner import make_plan
 
 LOOK_AGAIN_S, POLL_S = 0.25, 1.0
@@ -160,20 +161,33 @@ class Recovery:
     def _effect(self, plan: Plan, step: Step, result: dict[str, object]) -> Work:
         match step.kind:
             case StepKind.RESTORE:
-                result["iteration"] = self.store.fence(step.job, step.generation)
+                saved = self.store.fence(step.job, step.generation)
+                held = self._result_of(plan, step.job, StepKind.DRAIN).get("iteration", -1)
+                result |= {"iteration": max(held, saved), "fallback_iteration": saved}
             case StepKind.RESUME:
                 yield from self._resume(step, result)
             case StepKind.LAUNCH:
                 yield from self._launch(plan, step)
-            case _:
+            case StepKind.STOP:
                 for node in step.nodes:
                     yield from self._ask_to_leave(step, node)
+            case StepKind.DRAIN:
+                ranks = []
+                for node in step.nodes:
+                    reply = yield from self._ask_to_leave(step, node)
+                    ranks += [{**rank, "node": node} for rank in reply.result["ranks"]] if reply and step.hold else []
+                result |= (step.hold and memory_of(step.hold, ranks)) or {}
 
-    def _ask_to_leave(self, step: Step, node: str) -> Work:
-        it = {"step": f"{step.id}/{node}", "job": step.job, "below_generation": step.generation}
-        command = StopRanks(**it, grace_s=2.0) if step.kind is StepKind.STOP else DrainRanks(**it, deadline_s=2.0)
+    def _ask_to_leave(self, step: Step, node: str) -> "Work":
+        it, hold = {"step": f"{step.id}/{node}", "job": step.job, "below_generation": step.generation}, step.hold
+        if step.kind is StepKind.STOP:
+            command = StopRanks(**it, grace_s=2.0, keep_gpus=hold.gpus_on(node) if hold else ())
+        elif hold:
+            command = HoldRanks(**it, deadline_s=2.0, abort=hold.abort, condemned=hold.condemned)
+        else:
+            command = DrainRanks(**it, deadline_s=2.0)
         try:
-            yield from self._send(node, command)
+            return (yield from self._send(node, command))
         except StepFailed:
             if not self._is_out(node):
                 raise
@@ -182,8 +196,7 @@ class Recovery:
 
     def _launch(self, plan: Plan, step: Step) -> Work:
         assignment, state = plan.assignment_of(step.job), self.journal.refresh()
-        results = state.plans[plan.id].results
-        restored = next(results[s.id] for s in plan.steps if s.job == step.job and s.kind is StepKind.RESTORE)
+        restored = self._result_of(plan, step.job, StepKind.RESTORE)
         for number, node in enumerate(assignment.nodes):
             command = LaunchRanks(
                 step=f"{step.id}/{node}",
@@ -198,9 +211,13 @@ class Recovery:
                 master_addr="",
                 master_port=1,
                 store_url="",
-                restore_from=str(restored["iteration"]),
+                restore_from=str(restored["fallback_iteration"]),
             )
             yield from self._send(node, command)
+
+    def _result_of(self, plan: Plan, job: str, kind: StepKind) -> Mapping[str, object]:
+        results = self.journal.state.plans[plan.id].results
+        return next((results[s.id] for s in plan.steps if s.job == job and s.kind is kind and s.id in results), {})
 
     def _resume(self, step: Step, result: dict[str, object]) -> Work:
         deadline = self.kernel.now + FIRST_ITERATION_S
@@ -213,7 +230,7 @@ class Recovery:
             yield LOOK_AGAIN_S
         raise StepFailed(f"{step.job} made no iteration within {FIRST_ITERATION_S} s")
 
-    def _send(self, node: str, command: object) -> Work:
+    def _send(self, node: str, command: object) -> "Work":
         """Until there is an answer, however long the controller is away. Raises StepFailed."""
         while True:
             reply = yield from self._asked(node, command)
@@ -222,7 +239,7 @@ class Recovery:
                     raise StepFailed(f"{node} did not answer {command.step}", node)
                 yield 0.2
             elif reply.ok:
-                return
+                return reply
             else:
                 raise StepFailed(f"{node} refused {command.step}: {reply.error}", node)
 

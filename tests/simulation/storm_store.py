@@ -1,7 +1,7 @@
 """The object store of a storm, and the witness who sees each entry of the journal land and checks the invariants."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -9,10 +9,11 @@ import pytest
 from storm_kernel import Kernel
 
 import unicron_lib.journal as production
+from unicron_lib.agent.messages import StopRanks
 from unicron_lib.domain.cluster import ClusterState
 from unicron_lib.domain.events import Event, FailureDetected, PlanDecided, StepCompleted
 from unicron_lib.domain.journal import fold
-from unicron_lib.domain.plans import Plan, PlanKind
+from unicron_lib.domain.plans import Plan, PlanKind, StepKind
 from unicron_lib.errors import ObjectNotFound, StoreError
 from unicron_lib.planning.scene import current_slots, is_moving
 from unicron_lib.simulation.invariants import broken
@@ -71,6 +72,16 @@ class Witness:
     events: list[Event] = field(default_factory=list)
     ids: Counter[str] = field(default_factory=Counter)
     left_behind: list[str] = field(default_factory=list)
+    adopted: int = 0
+
+    def part(self, node: str, command: StopRanks, parked: Mapping[int, int]) -> None:
+        """Ranks that are `parked`, by GPU with the generation that they are held for, are about to be ended."""
+        for it in self.state.plans.values():
+            for step in it.plan.steps:
+                if step.kind is StepKind.STOP and step.hold and step.job == command.job:
+                    lost = [gpu for gpu in step.hold.gpus_on(node) if parked.get(gpu) == step.generation]
+                    if lost and it.is_active:
+                        raise Broken(f"{command.step} ends ranks on {node}, GPUs {lost}, which {it.plan.id} wants to keep")
 
     def see(self, event: Event) -> None:
         self.kernel.tell(f"journal {self.state.seq + 1}: {told(event)}")

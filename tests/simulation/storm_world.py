@@ -130,7 +130,7 @@ class World:
     def _iterate(self, job: str, generation: int, members: list[tuple[Node, int, Rank]]) -> None:
         whole = len(members) == members[0][2].world_size
         if whole and all(rank.phase == "running" for _, _, rank in members):
-            iteration = members[0][2].iteration + 1
+            iteration = max(rank.iteration for _, _, rank in members) + 1  # who is behind has copied the state
             for _, _, rank in members:
                 rank.iteration = iteration
             self.steps[job, generation] = iteration, self.kernel.now

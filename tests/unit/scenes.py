@@ -63,7 +63,7 @@ class Scene:
         generation = self.state.jobs[job].generation
         self.tell(JobFinished(id=self.new_id("finish"), at=self.now, job=job, generation=generation, iteration=99))
 
-    def fail(self, kind: ErrorKind, job: str, rank: int = 0, **keys: object) -> Failure:
+    def fail(self, kind: ErrorKind, job: str, rank: int = 0, *, name: str = "", **keys: object) -> Failure:
         state = self.state.jobs[job]
         held = state.assignment or state.pending
         found = {
@@ -75,7 +75,7 @@ class Scene:
             **keys,
         }
         failure = Failure(
-            id=self.new_id("failure"),
+            id=name or self.new_id("failure"),
             kind=kind,
             job=job,
             rank=rank,

@@ -2,8 +2,10 @@
 
 import json
 import statistics
-from collections.abc import Iterator
+import tempfile
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import typer
@@ -16,8 +18,15 @@ from unicron_lib.cli.detection_figures import TRIALS, Latency, percentile
 from unicron_lib.cli.overhead_figures import Overhead, Spread, Verdict, evaluate, spread
 from unicron_lib.cli.planner_figures import Figure
 from unicron_lib.detection import trial
+from unicron_lib.errors import UserError
+from unicron_lib.local import recovery_run
 from unicron_lib.local.bench_rank import RAISED, raised_at
+from unicron_lib.local.census import Census, quietest
+from unicron_lib.local.iterations import IterationWatch, Sight
+from unicron_lib.local.outages import Fault, Outage, felt_at, outage, stall
 from unicron_lib.local.overhead_rank import ITERATIONS, Block
+from unicron_lib.local.strikes import BenchStopped, NotInstalled
+from unicron_lib.training.ledger import Entry, Ledger
 
 FAST = Figure(what="a thing", median_s=0.002, worst_s=0.004, cpu_s=0.001, bar_s=0.01, ratio=12.0, against="another thing")
 
@@ -242,3 +251,194 @@ def test_overhead_is_told_and_held_against_the_bar(
     assert told["verdict"] == found.verdict
     assert ("missed" in table) == (found.verdict is Verdict.MISSED)
     assert ("unclear" in table) == ("wall" not in change)
+
+
+# --- recovery --------------------------------------------------------------------------------------------------------
+
+QUICK = Outage(stalled_s=0.5, regained_s=0.5, lost_micro_batches=0, detection_s=0.1)
+SLOW = Outage(stalled_s=12.0, regained_s=14.0, again=5, lost_micro_batches=72)
+KEPT = [("unicron", Fault.SEV2, QUICK), ("torchrun", Fault.SEV2, SLOW), ("unicron", Fault.GROWTH, replace(QUICK, copy_s=0.2))]
+
+
+def recover(monkeypatch: pytest.MonkeyPatch, measured: list[tuple[str, Fault, Outage]], *options: str):
+    monkeypatch.setattr(bench, "_outages", lambda faults, systems, repeat: (measured, ["torchft is not installed"]))
+    return CliRunner().invoke(bench.group, ["recovery", *options])
+
+
+def test_recovery_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = recover(monkeypatch, KEPT, "--json")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert found["ok"] is True
+    assert found["notes"] == ["torchft is not installed"]
+    assert {(it["system"], it["fault"]) for it in found["recoveries"]} == {(name, fault.value) for name, fault, _ in KEPT}
+    assert [bar["found"] for bar in found["bars"]] == [0.5, 0, 24.0, pytest.approx(0.3)]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        ("unicron", Fault.SEV2, replace(QUICK, stalled_s=1.3)),
+        ("unicron", Fault.SEV2, replace(QUICK, lost_micro_batches=1)),
+        ("unicron", Fault.SEV2, replace(QUICK, lost_micro_batches=None)),
+        ("unicron", Fault.SEV1, replace(QUICK, stalled_s=3.05)),
+        ("unicron", Fault.SEV1, replace(QUICK, detection_s=None)),
+        ("unicron", Fault.GROWTH, replace(QUICK, stalled_s=1.5, copy_s=0.4)),
+    ],
+)
+def test_a_slow_recovery_and_lost_work_miss_their_bars(
+    monkeypatch: pytest.MonkeyPatch, found: tuple[str, Fault, Outage]
+) -> None:
+    result = recover(monkeypatch, [found])
+    assert result.exit_code == 1
+    assert "MISSED" in result.stdout
+
+
+def test_ten_times_as_fast_as_torchrun_is_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert recover(monkeypatch, [KEPT[0], ("torchrun", Fault.SEV2, replace(SLOW, stalled_s=5.1))]).exit_code == 0
+    assert recover(monkeypatch, [KEPT[0], ("torchrun", Fault.SEV2, replace(SLOW, stalled_s=4.9))]).exit_code == 1
+
+
+def test_people_get_medians_spreads_and_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    more = ("torchrun", Fault.SEV2, replace(SLOW, stalled_s=20.0))
+    told = " ".join(recover(monkeypatch, [*KEPT, more]).stdout.split())
+    assert "16.00 (12.00-20.00)" in told
+    assert "32.0 x" in told
+    assert "72 (72-72)" in told
+
+
+def sights(*rows: tuple[float, int, int], ranks: int = 2) -> list[Sight]:
+    """Each row is when an iteration of a generation was done by the last of the ranks."""
+    return [
+        Sight(at=at - 0.01 * (ranks - 1 - rank), generation=generation, rank=rank, iteration=iteration)
+        for at, generation, iteration in rows
+        for rank in range(ranks)
+    ]
+
+
+def test_an_outage_lasts_until_all_ranks_have_done_an_iteration() -> None:
+    found = outage(sights((1.0, 1, 0), (2.0, 1, 1), (5.0, 2, 2), (6.0, 2, 3)), 2.5)
+    assert (found.stalled_s, found.regained_s, found.again) == (2.5, 2.5, 0)
+
+
+def test_who_goes_back_to_a_checkpoint_does_iterations_again() -> None:
+    found = outage(sights((1.0, 1, 0), (2.0, 1, 1), (3.0, 1, 2), (5.0, 2, 1), (6.0, 2, 2), (7.0, 2, 3)), 3.5)
+    assert (found.stalled_s, found.regained_s, found.again) == (1.5, 3.5, 2)
+
+
+def test_iterations_of_the_old_generation_are_no_recovery() -> None:
+    seen = sights((1.0, 1, 0), (2.0, 1, 1), (3.0, 1, 2), (5.0, 2, 3))
+    assert outage(seen, 1.995).stalled_s == pytest.approx(3.005)
+    assert felt_at(seen, 1.995) == 3.0
+    assert felt_at(seen, 3.5) == 3.5
+
+
+def test_an_iteration_that_not_all_ranks_have_done_is_not_complete() -> None:
+    seen = [*sights((1.0, 1, 0)), Sight(at=2.0, generation=2, rank=0, iteration=1), *sights((5.0, 3, 1))]
+    assert outage(seen, 1.5, ranks=2).stalled_s == 3.5
+
+
+def test_survivors_may_go_on_in_the_same_generation() -> None:
+    seen = sights((1.0, 1, 0), (2.0, 1, 1), (5.0, 1, 2))
+    assert outage(seen, 2.5, renews=False).stalled_s == 2.5
+
+
+def test_without_a_new_iteration_there_is_no_outage_to_tell() -> None:
+    with pytest.raises(ValueError, match="no iteration"):
+        outage(sights((1.0, 1, 0), (2.0, 1, 1), (5.0, 2, 1)), 2.5)
+    with pytest.raises(ValueError, match="no iteration"):
+        outage(sights((1.0, 1, 0)), 2.5)
+
+
+@given(st.integers(1, 8), st.integers(0, 9), st.floats(0.1, 100.0))
+def test_what_was_done_again_is_what_lies_between_the_checkpoint_and_the_fault(ranks: int, back: int, down_s: float) -> None:
+    before = [(float(i), 1, i) for i in range(10)]
+    resumed = 9.5 + down_s
+    after = [(resumed + i, 2, 10 - back + i) for i in range(back + 1)]
+    found = outage(sights(*before, *after, ranks=ranks), 9.5)
+    assert found.again == back
+    assert found.stalled_s == pytest.approx(down_s)
+    assert found.regained_s == pytest.approx(down_s + back)
+
+
+def test_a_stall_is_the_longest_iteration_beyond_the_usual_one() -> None:
+    rows = [(float(i), 1, i) for i in range(5)] + [(6.5, 2, 5), (7.5, 2, 6)]
+    assert stall(sights(*rows), 4.2, 7.6) == pytest.approx(1.5)
+
+
+def test_unknown_words_are_refused() -> None:
+    with pytest.raises(UserError, match="--faults sev4: choose of sev3, sev2, sev1"):
+        recovery_run.run(["sev4"], ["unicron"], 1, print)
+    with pytest.raises(UserError, match="--systems horovod: choose of unicron, torchrun, torchft"):
+        recovery_run.run(["sev2"], ["horovod"], 1, print)
+
+
+async def _too_slow(trials: recovery_run.Trials) -> AsyncGenerator[recovery_run.Found, None]:
+    (trials.home / "torchrun").mkdir()
+    yield Fault.SEV2, SLOW
+    raise BenchStopped("waited in vain")
+
+
+async def _missing(trials: recovery_run.Trials) -> AsyncGenerator[recovery_run.Found, None]:
+    raise NotInstalled("torchft is not installed")
+    yield Fault.SEV2, SLOW
+
+
+async def _quick(trials: recovery_run.Trials) -> AsyncGenerator[recovery_run.Found, None]:
+    yield Fault.SEV2, QUICK
+
+
+def test_a_system_that_fails_or_is_missing_is_told_and_the_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(recovery_run, "SYSTEMS", {"torchrun": _too_slow, "torchft": _missing, "unicron": _quick})
+    measured, notes = recovery_run.run(["sev2"], ["torchrun", "torchft", "unicron"], 1, lambda _: None)
+    assert measured == [("torchrun", Fault.SEV2, SLOW), ("unicron", Fault.SEV2, QUICK)]
+    (home,) = tmp_path.iterdir()
+    assert notes == [f"torchrun: waited in vain: see {home}", "torchft is not installed"]
+
+
+def test_where_all_went_well_nothing_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(recovery_run, "SYSTEMS", {"torchft": _missing, "unicron": _quick})
+    recovery_run.run(["sev2"], ["torchft", "unicron"], 1, lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_our_own_figures_there_is_no_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(recovery_run, "SYSTEMS", {"unicron": _too_slow})
+    with pytest.raises(BenchStopped):
+        recovery_run.run(["sev2"], ["unicron"], 1, lambda _: None)
+
+
+def test_iterations_are_seen_as_ranks_append_them(tmp_path: Path) -> None:
+    with IterationWatch(tmp_path / "ledger") as watch, Ledger(tmp_path / "ledger", generation=3, rank=1) as ledger:
+        for iteration in range(3):
+            ledger.write(Entry(iteration=iteration, samples=[1, 2], loss=1.0))
+        assert watch.until(lambda found: len(found) == 3, timeout_s=30)
+    assert [(it.generation, it.rank, it.iteration) for it in watch.sights] == [(3, 1, 0), (3, 1, 1), (3, 1, 2)]
+
+
+def test_a_line_that_is_not_complete_is_read_later(tmp_path: Path) -> None:
+    path = tmp_path / "g1-r0.jsonl"
+    path.write_text('{"skipped":[]}\n{"iteration":0,"samples":[],"loss":1.0}\n{"itera')
+    with IterationWatch(tmp_path) as watch:
+        assert watch.until(lambda found: len(found) == 1, timeout_s=30)
+        with path.open("a") as ledger:
+            ledger.write('tion":1,"samples":[],"loss":1.0}\n')
+        assert watch.until(lambda found: len(found) == 2, timeout_s=30)
+    assert [it.iteration for it in watch.sights] == [0, 1]
+
+
+COUNTED = Census(processes=7, threads=40, descriptors=200, sockets=30, listening=4, shared=2)
+
+
+def test_only_what_has_grown_is_a_leak() -> None:
+    assert replace(COUNTED, threads=39).grown_since(COUNTED) == {}
+    assert replace(COUNTED, sockets=31, threads=39).grown_since(COUNTED) == {"sockets": (30, 31)}
+
+
+def test_what_is_held_for_a_moment_is_no_leak() -> None:
+    assert quietest([replace(COUNTED, sockets=35), COUNTED, replace(COUNTED, threads=41)]) == COUNTED

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from unicron_lib.adapters.files import FileStore
+from unicron_lib.checkpointing.fences import Fences
 from unicron_lib.checkpointing.manifest import Manifest
 from unicron_lib.checkpointing.repository import CheckpointRepository
 from unicron_lib.domain.plans import Layout
@@ -168,6 +169,95 @@ def test_a_commit_that_races_the_fence_does_not_exist(store: FileStore) -> None:
         racing.commit(late)
     assert store.get(late.key), "the manifest was not written"
     assert newest(repository) == 1
+
+
+def test_a_commit_while_the_fence_is_being_written_counts_or_is_refused(store: FileStore) -> None:
+    """It comes after the fence has listed what there is, and before it is written."""
+    repository = CheckpointRepository(store, "a")
+    save(repository, 1)
+    late = prepare(repository, 5)
+    refused = []
+
+    class Racing(FileStore):
+        def put_if_absent(self, key: str, data: bytes) -> bool:
+            if "/fences/" in key and "closing" not in key:
+                with pytest.raises(StaleGeneration) as caught:
+                    repository.commit(late)
+                refused.append(caught.value)
+            return super().put_if_absent(key, data)
+
+    CheckpointRepository(Racing(Path(store.url.removeprefix("file://"))), "a").fence(2)
+    assert refused
+    assert newest(repository) == 1
+
+
+def test_a_fence_whose_writer_died_halfway_is_written_by_the_next(store: FileStore, repository: CheckpointRepository) -> None:
+    save(repository, 1)
+    Fences(store, "jobs/a").close(2)
+    with pytest.raises(StaleGeneration, match="generation 1 was replaced by 2"):
+        save(repository, 2)
+    assert newest(repository) == 1
+    repository.fence(2)
+    save(repository, 2, generation=2)
+    assert newest(repository) == 2
+
+
+def test_damaged_checkpoints_are_condemned_once(repository: CheckpointRepository, store: FileStore) -> None:
+    good, bad, worse = save(repository, 1), save(repository, 2), save(repository, 3)
+    truncate(store, bad)
+    empty_manifest(store, worse)
+    manifest, skipped = repository.newest_complete(condemn=True)
+    assert (manifest, len(skipped)) == (good, 2)
+    marks = repository.condemned()
+    assert set(marks) == {bad.key, worse.key}
+    assert "has 7 of 50 bytes" in marks[bad.key]
+    store.put(worse.key, b"something else")
+    assert repository.newest_complete(condemn=True) == (good, skipped)
+    assert repository.condemned() == marks
+
+
+def test_a_checkpoint_of_a_later_version_is_skipped_but_not_condemned(
+    repository: CheckpointRepository, store: FileStore
+) -> None:
+    good, later = save(repository, 1), save(repository, 2)
+    store.put(later.key, store.get(later.key).replace(b'"format": 1', b'"format": 2'))
+    manifest, (reason,) = repository.newest_complete(condemn=True)
+    assert manifest == good
+    assert "written by a later version" in reason
+    assert repository.condemned() == {}
+
+
+def test_damaged_checkpoints_are_collected_once_they_are_behind(repository: CheckpointRepository, store: FileStore) -> None:
+    for iteration in (1, 2):
+        empty_manifest(store, save(repository, iteration))
+    repository.newest_complete(condemn=True)
+    save(repository, 3)
+    assert repository.collect(retain=1, generation=1) == 2
+    assert repository.iterations() == [3]
+    assert repository.condemned() == {}
+
+
+def test_only_what_replaced_generations_left_unfinished_is_collected(
+    store: FileStore, repository: CheckpointRepository
+) -> None:
+    keys = [f"jobs/a/shards/i0000000009-g{generation}-all/r0.safetensors" for generation in (1, 2, 3)]
+    for key in keys:
+        path = Path(store.url.removeprefix("file://")) / key
+        path.parent.mkdir(parents=True)
+        path.with_name(f".{path.name}.{'0' * 32}.part").write_bytes(b"half")
+    repository.collect(retain=1, generation=2)
+    assert store.unfinished("") == keys
+    repository.fence(2)
+    repository.collect(retain=1, generation=2)
+    assert store.unfinished("") == keys[1:]
+
+
+def test_a_replaced_writer_collects_nothing(repository: CheckpointRepository) -> None:
+    for iteration in (1, 2, 3):
+        save(repository, iteration)
+    repository.fence(2)
+    assert repository.collect(retain=1, generation=1) == 0
+    assert repository.iterations() == [3, 2, 1]
 
 
 def test_fences_are_idempotent_and_only_rise(repository: CheckpointRepository) -> None:

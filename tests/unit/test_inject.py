@@ -69,6 +69,12 @@ def test_a_gpu_and_an_amount_arrive() -> None:
     assert aim(STATE, "slow", "a/0", 1.5) == Harm(kind="slow", victim="a/0", node="n0", job="a", amount=1.5)
 
 
+def test_a_spike_takes_whole_iterations() -> None:
+    assert aim(STATE, "spike", "a/1", 5).amount == 5
+    with pytest.raises(UserError, match="spike takes a whole number of iterations from 1 to 1000"):
+        amount_of("spike", 2.5)
+
+
 @pytest.mark.parametrize(
     ("kind", "target", "amount", "told"),
     [

@@ -439,7 +439,8 @@ class Told:
         self.life = "first"
 
     async def next(self) -> GpuFault | NodeNotice:
-        return await asyncio.wait_for(self.queue.get(), DEADLINE_S)
+        async with asyncio.timeout(DEADLINE_S):
+            return await self.queue.get()
 
 
 def kernel_log(told: Told, source: Path | None, root: Path) -> KernelLog:

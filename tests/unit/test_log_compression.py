@@ -173,6 +173,19 @@ def test_binary_data_is_left_out_but_not_what_stands_between(tmp_path: Path) -> 
     assert "10000 of binary data" in compress([log])
 
 
+def test_words_amid_binary_data_of_their_own_line_are_kept(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_bytes((b"\xfe\xff" * 100 + ECC.encode() + b"\xfe" * 100 + b"\n") + bytes(range(128, 256)) * 9)
+    (line,) = interesting([log])
+    assert ECC in line.text
+
+
+def test_a_language_of_other_letters_is_no_binary_data(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("内存不足 训练失败 请检查显存\n" * 3, encoding="utf-8")
+    assert len(list(interesting([log]))) == 3
+
+
 def test_compressed_logs_are_read_as_far_as_they_go(tmp_path: Path) -> None:
     log = tmp_path / "x.log.gz"
     log.write_bytes(gzip.compress(f"{ECC}\n".encode()) + gzip.compress(b"more failed\n" * 9)[:-9])

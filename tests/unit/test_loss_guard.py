@@ -133,7 +133,7 @@ def test_verdicts_always_make_sense(values, patience):
 def test_false_alarms_on_realistic_curves(record_property):
     """The figure for 1,000 curves: `unicron bench loss`."""
     outcome = judge_curves(60)
-    record_property("outcome", outcome)
+    record_property("outcome", str(outcome))
     assert (outcome.false_rollbacks, outcome.false_spikes) == (0, 0)
     assert outcome.spikes_told >= 0.9 * outcome.spikes > 0
     assert outcome.rolled_back >= 0.95 * outcome.harmed

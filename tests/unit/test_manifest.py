@@ -41,7 +41,7 @@ def test_newer_checkpoints_have_smaller_keys() -> None:
         b"null",
         b"\x80\x04K\x01.",
         dump_manifest(MANIFEST)[:-20],
-        hostile(format=2),
+        hostile(format=0),
         hostile(job="../a"),
         hostile(job="b"),
         hostile(iteration="7"),
@@ -52,6 +52,16 @@ def test_newer_checkpoints_have_smaller_keys() -> None:
         hostile(shards=[]),
         hostile(shards=[json.loads(dump_manifest(MANIFEST))["shards"][0]] * 2),
         hostile(unknown=1),
+        hostile(iteration=10**10),
+        hostile(generation=10**30),
+        hostile(layout={"tp": 0, "pp": 1, "dp": 1}),
+        hostile(layout={"tp": "1", "pp": 1, "dp": 1}),
+        hostile(layout={"tp": 1, "pp": 1, "dp": 1, "unknown": 1}),
+        hostile(loss=float("nan")),
+        hostile(committed_at=float("inf")),
+        hostile(committed_at=1e12),
+        hostile(upload_s=-1.0),
+        hostile_shard(num_bytes=1 << 61),
         hostile_shard(key="jobs/b/shards/i1-g1-all/r0.safetensors"),
         hostile_shard(key="jobs/a/shards/../../b/r0.safetensors"),
         hostile_shard(key="/etc/passwd"),
@@ -68,6 +78,12 @@ def test_what_is_no_manifest_is_refused(data: bytes) -> None:
     with pytest.raises(CheckpointError, match=r"^the manifest is damaged: ") as caught:
         parse_manifest(data)
     assert "\n" not in str(caught.value)
+
+
+def test_a_later_format_is_told_apart_from_damage() -> None:
+    """So that nobody condemns it who merely runs an older version."""
+    with pytest.raises(CheckpointError, match="written by a later version of Unicron: its format is 2, not 1"):
+        parse_manifest(hostile(format=2))
 
 
 @pytest.mark.parametrize("key", ["", "jobs/b/manifests/0000000001-0000000001.json", "jobs/a/manifests/1-1.json", "../x"])

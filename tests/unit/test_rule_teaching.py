@@ -286,6 +286,19 @@ def test_the_command_keeps_its_contract(run, tmp_path):
     assert (healthy.exit_code, json.loads(healthy.stdout)["kind"]) == (0, None)
 
 
+def test_the_command_shows_logs_as_a_page(run, tmp_path):
+    path = tmp_path / "r3.log"
+    path.write_text("loader: shard 17 is slow, retrying\n" * 5000 + "OSError: [Errno 28] No space left on device\n")
+    shown = run(path, "--page")
+    assert shown.exit_code == 0
+    assert "5001 lines" in shown.stdout
+    assert "r3.log:1 x5000, last r3.log:5000  loader: shard 17" in shown.stdout
+    assert "r3.log:5001  OSError" in shown.stdout
+    assert json.loads(run(path, "--page", "--json").stdout)["page"] == shown.stdout.splitlines()
+    missing = run(tmp_path / "no.log", "--page")
+    assert isinstance(missing.exception, UserError)
+
+
 def test_the_command_teaches(run, tmp_path, corpus):
     path, rules = tmp_path / "job.log", tmp_path / "rules.jsonl"
     path.write_text("\n".join(UNKNOWN))

@@ -24,13 +24,24 @@ def test_each_kind_has_its_price() -> None:
     ("seen", "expected"),
     [
         ({"moves": False, "has_replica": True}, StateSource.NOTHING),
-        ({"moves": True, "has_replica": True, "is_in_memory": True}, StateSource.REPLICA),
+        ({"moves": True, "has_replica": True}, StateSource.REPLICA),
+        ({"moves": True, "has_replica": True, "is_in_memory": True}, StateSource.PEER_MEMORY),
         ({"moves": True, "has_replica": False, "is_in_memory": True}, StateSource.PEER_MEMORY),
         ({"moves": True, "has_replica": False}, StateSource.STORE),
     ],
 )
-def test_the_nearest_source_is_taken(seen: dict[str, bool], expected: StateSource) -> None:
-    assert source(**seen) is expected
+def test_the_cheapest_source_that_is_there_is_taken(seen: dict[str, bool], expected: StateSource) -> None:
+    assert source(MOVE, **seen) is expected
+
+
+def test_a_replica_behind_a_slow_network_is_left_for_a_fresh_checkpoint() -> None:
+    slow, fresh = Bandwidths(replica=1e8), Move(base_s=10.0, state_bytes=98e9, redo_s=5.0)
+    assert source(fresh, moves=True, has_replica=True, bandwidths=slow) is StateSource.STORE
+
+
+def test_of_equally_cheap_sources_the_nearest_is_taken() -> None:
+    nothing = Move(base_s=10.0)
+    assert source(nothing, moves=True, has_replica=True, is_in_memory=True) is StateSource.REPLICA
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])

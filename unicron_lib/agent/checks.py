@@ -8,7 +8,7 @@ from pathlib import Path
 
 from unicron_lib.agent.environment import NodeFacts, log_file, network_environment
 from unicron_lib.agent.forks import Forked, Forks
-from unicron_lib.agent.messages import CheckNode
+from unicron_lib.agent.inquiries import CheckNode
 from unicron_lib.agent.supervisor import end_processes
 from unicron_lib.domain.events import Scalar
 from unicron_lib.errors import AgentError

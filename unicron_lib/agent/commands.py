@@ -6,13 +6,16 @@ from collections import defaultdict
 from typing import assert_never
 
 from unicron_lib.agent.checks import NodeChecks
+from unicron_lib.agent.command_rank import told_of_checkpoints
 from unicron_lib.agent.fencing import Fence
+from unicron_lib.agent.holding import hold, lives_on
 from unicron_lib.agent.injection import Injection
+from unicron_lib.agent.inquiries import CheckNode, ReadLog
 from unicron_lib.agent.memo import StepMemo
 from unicron_lib.agent.messages import (
-    CheckNode,
     Command,
     DrainRanks,
+    HoldRanks,
     InjectFault,
     LaunchRanks,
     OpenRendezvous,
@@ -20,6 +23,7 @@ from unicron_lib.agent.messages import (
     SaveReplica,
     StopRanks,
 )
+from unicron_lib.agent.rank_logs import read_log
 from unicron_lib.agent.rank_messages import RankOrder
 from unicron_lib.agent.ranks import Phase, Rank
 from unicron_lib.agent.rendezvous import RendezvousStores
@@ -73,17 +77,20 @@ class Commands:
         except Exception as error:
             log.exception("step %s failed", step)
             return Reply(step=step, ok=False, error=f"{type(error).__name__}: {error}; see the agent's log")
-        self._memo.keep(reply)
+        if not isinstance(command, ReadLog):  # it changes nothing, and is too long to be remembered
+            self._memo.keep(reply)
         return reply
 
     def _admit(self, command: Command) -> None:
         """Refuse a replaced generation; starting or stopping for a newer one replaces the older ones."""
         match command:
-            case OpenRendezvous() | LaunchRanks() | SaveReplica() | CheckNode():
+            case OpenRendezvous() | LaunchRanks() | CheckNode():
                 generation = command.generation
-            case DrainRanks() | StopRanks():
+            case SaveReplica():
+                generation = max(command.generation, command.as_generation or 0)
+            case DrainRanks() | HoldRanks() | StopRanks():
                 generation = command.below_generation
-            case InjectFault():
+            case InjectFault() | ReadLog():
                 return
         self._check(command.job, generation)
         if isinstance(command, OpenRendezvous | LaunchRanks | StopRanks):
@@ -93,6 +100,14 @@ class Commands:
         if not self._fence.admits(job, generation):
             raise StaleGeneration(self._fence.refusal(job, generation))
 
+    def _refuse_if_claimed(self, command: LaunchRanks) -> None:
+        """Raise StaleGeneration if a newer plan holds ranks of the job: the one that launches was given up."""
+        if self._supervisor.ranks.where(lambda rank: rank.job == command.job and rank.held_for > command.generation):
+            raise StaleGeneration(
+                f"generation {command.generation} of job {command.job} has been replaced: a newer plan holds its ranks on this "
+                "node; read the journal again and go on with the newest plan"
+            )
+
     async def _carry_out(self, command: Command) -> Result:
         match command:
             case OpenRendezvous():
@@ -101,12 +116,16 @@ class Commands:
                 doing = self._launch(command)
             case DrainRanks():
                 doing = self._drain(command)
+            case HoldRanks():
+                doing = self._hold(command)
             case SaveReplica():
                 doing = self._save_replica(command)
             case StopRanks():
                 doing = self._stop(command)
             case CheckNode():
                 doing = self._check_node(command)
+            case ReadLog():
+                return {**await read_log(self._supervisor.facts, command)}
             case InjectFault():
                 return {**self._injection.carry_out(command)}
             case _:
@@ -118,7 +137,8 @@ class Commands:
         async with self._launching[command.job]:
             self._check(command.job, command.generation)
             port = await self._stores.open(command.job, command.generation)
-        return {"address": self._supervisor.facts.address, "port": port}
+        told = await told_of_checkpoints(self._supervisor.facts, command.spec)
+        return {"address": self._supervisor.facts.address, "port": port, **({"checkpoint": told} if told else {})}
 
     async def _launch(self, command: LaunchRanks) -> Result:
         pids: list[dict[str, Scalar]] = []
@@ -128,8 +148,11 @@ class Commands:
             await self._close_orphaned_stores(command.job)
             for rank, gpu in command.ranks:
                 self._check(command.job, command.generation)
+                self._refuse_if_claimed(command)
                 started = await self._supervisor.launch(command, rank, gpu)
                 pids.append({"rank": rank, "pid": started.pid})
+            left = [rank for rank in self._supervisor.ranks.below(command.job, command.generation) if rank.held_for]
+            await self._supervisor.end(left, grace_s=0.0)
         return {"pids": pids}
 
     async def _check_node(self, command: CheckNode) -> Result:
@@ -148,17 +171,22 @@ class Commands:
         ranks = self._supervisor.ranks.below(command.job, command.below_generation)
         for rank in ranks:
             if rank.is_alive and rank.phase is Phase.RUNNING:
-                rank.order(RankOrder(order="drain"))
+                self._supervisor.drain(rank)
         settled = lambda: all(_drain_state(rank) != "busy" for rank in ranks)  # noqa: E731
         await self._supervisor.bell.until(settled, timeout_s=command.deadline_s)
         return {"ranks": [_describe(rank) for rank in ranks]}
+
+    async def _hold(self, command: HoldRanks) -> Result:
+        ranks = await hold(self._supervisor, command)
+        return {"ranks": [{**_describe(rank), "gpu": rank.gpu, "micro_batches": rank.micro_batches} for rank in ranks]}
 
     async def _save_replica(self, command: SaveReplica) -> Result:
         rank = self._find(command.job, command.generation, command.rank)
         if rank.phase is not Phase.PARKED:
             raise AgentError(f"rank {rank.rank} of job {rank.job} is {rank.phase}, only a parked rank can save its replica")
         if rank.manifest is None:
-            rank.order(RankOrder(order="save_replica"))
+            writes_as = {} if command.as_generation is None else {"UNICRON_GENERATION": str(command.as_generation)}
+            rank.order(RankOrder(order="save_replica", environment=writes_as))
         done = lambda: rank.manifest is not None or rank.judged  # noqa: E731
         await self._supervisor.bell.until(done, timeout_s=command.deadline_s)
         if rank.manifest is None:
@@ -170,9 +198,8 @@ class Commands:
         job, floor = command.job, command.below_generation
         async with self._launching[job]:  # a launch that runs is let finish its rank, so that none escapes
             old = self._supervisor.ranks.below(job, floor)
-        stopped = await self._supervisor.stop(old, grace_s=command.grace_s)
-        for rank in old:
-            self._supervisor.ranks.forget(rank)
+        ending = [rank for rank in old if not lives_on(rank, command)]
+        stopped = await self._supervisor.end(ending, grace_s=command.grace_s)
         stopped += await self._stores.close(lambda of, number: of == job and number < floor, grace_s=command.grace_s)
         return {"stopped": stopped}
 

@@ -40,8 +40,13 @@ def network_environment(facts: NodeFacts) -> dict[str, str]:
     return {"UNICRON_NODE": facts.node} | {name: str(facts.interface) for name in names}
 
 
-def rank_environment(facts: NodeFacts, command: LaunchRanks, rank: int, socket: Path) -> dict[str, str]:
-    """The variables of `rank`, which `command` starts on the node `facts`."""
+def rank_environment(
+    facts: NodeFacts, command: LaunchRanks, rank: int, socket: Path, *, keeps_device: bool = False
+) -> dict[str, str]:
+    """The variables of `rank`, which `command` starts on the node `facts`.
+
+    A process that has its device already `keeps_device`: which devices it sees cannot be changed any more.
+    """
     gpus = dict(command.ranks)
     local = {number: index for index, number in enumerate(sorted(gpus))}
     values: dict[str, object] = {
@@ -61,6 +66,7 @@ def rank_environment(facts: NodeFacts, command: LaunchRanks, rank: int, socket: 
         "UNICRON_GENERATION": command.generation,
         "UNICRON_RUN_DIR": facts.run_dir,
         "UNICRON_AGENT_SOCKET": socket,
+        "UNICRON_LOG_FILE": log_file(facts, command.job, command.generation, f"r{rank}"),
         BEAT_FILE: beat_path(socket.parent, command.job, command.generation, rank),
         "UNICRON_STORE_URL": command.store_url,
         "UNICRON_JOB_SPEC": _spec.dump_json(command.spec).decode(),
@@ -69,7 +75,7 @@ def rank_environment(facts: NodeFacts, command: LaunchRanks, rank: int, socket: 
         values["UNICRON_RESTORE_FROM"] = command.restore_from
     if command.skipped:
         values["UNICRON_SKIPPED_BATCHES"] = _ranges.dump_json(command.skipped).decode()
-    if facts.has_gpus:
+    if facts.has_gpus and not keeps_device:
         # In the order of the local ranks, so that LOCAL_RANK is the device's index, as under torchrun.
         values["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML counts them: a GPU that is found broken is the one that is left
         values["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpus[number]) for number in sorted(gpus))

@@ -17,8 +17,8 @@ from unicron_lib.errors import AgentError
 SIGNALS: Mapping[str, signal.Signals] = MappingProxyType(
     {"crash": signal.SIGKILL, "oom": signal.SIGKILL, "hang": signal.SIGSTOP}
 )
-ORDERS: Mapping[str, Literal["raise", "nan", "slow", "exit"]] = MappingProxyType(
-    {"exception": "raise", "nan": "nan", "slow": "slow", "exit": "exit"}
+ORDERS: Mapping[str, Literal["raise", "nan", "spike", "slow", "exit"]] = MappingProxyType(
+    {"exception": "raise", "nan": "nan", "spike": "spike", "slow": "slow", "exit": "exit"}
 )
 
 
@@ -63,7 +63,7 @@ class Injection:
                 return self._harm_gpu(fault, command)
             case "link-flap":
                 return self._flap_link()
-            case "crash" | "oom" | "exit" | "hang" | "slow" | "exception" | "nan":
+            case "crash" | "oom" | "exit" | "hang" | "slow" | "exception" | "nan" | "spike":
                 return self._harm_rank(fault, command)
         assert_never(fault)
 

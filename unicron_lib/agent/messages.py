@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, TypeAdapter
 
+from unicron_lib.agent.inquiries import CheckNode, ReadLog
 from unicron_lib.agent.rank_messages import NAN_STAYS_NAN, Progress, RankFailed, RankFinished
 from unicron_lib.detection.gpu import GpuFaultKind
 from unicron_lib.domain.events import Scalar
@@ -15,7 +16,7 @@ from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout
 from unicron_lib.domain.skipping import Ranges
 
-RankFault = Literal["crash", "oom", "exit", "hang", "slow", "exception", "nan"]
+RankFault = Literal["crash", "oom", "exit", "hang", "slow", "exception", "nan", "spike"]
 GpuInjection = Literal["ecc", "xid", "nvlink", "row-remap", "gpu-lost"]
 Fault = Literal[RankFault, GpuInjection, "link-flap", "node-loss", "partition"]
 
@@ -201,17 +202,23 @@ class Ack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRendezvous:
-    """Start the generation's TCPStore in a process of its own. Result: `address`, `port`."""
+    """Start the generation's TCPStore in a process of its own. Result: `address`, `port`.
+
+    If the `spec` names a directory in Megatron-LM's layout, `checkpoint` tells from what its ranks will go on.
+    """
 
     step: str
     job: str
     generation: int
+    spec: JobSpec | None = None
     type: Literal["open_rendezvous"] = "open_rendezvous"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRanks:
     """Start ranks; `ranks` are pairs (rank, gpu). Ranks of this generation that already run are left alone.
+
+    A parked rank of the job on one of these GPUs becomes the new rank there, and keeps its memory.
 
     `restore_from` is the manifest to start from, None for a fresh start; `skipped` batches are left out. Result: `pids` as a
     list of rank and pid.
@@ -249,14 +256,35 @@ class DrainRanks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HoldRanks:
+    """Have the ranks of all generations below `below_generation` park with their state in memory, within `deadline_s`.
+
+    With `abort` at once, else together at an iteration's end. `condemned` ranks, which are known to hang, are killed, and so is
+    who has not parked in time. Result: as of `DrainRanks`, with `gpu` and `micro_batches` of each rank.
+    """
+
+    step: str
+    job: str
+    below_generation: int
+    deadline_s: float
+    abort: bool = False
+    condemned: tuple[int, ...] = ()
+    type: Literal["hold_ranks"] = "hold_ranks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveReplica:
-    """Have one parked rank write its whole state. Result: `iteration`, `manifest`."""
+    """Have one parked rank write its whole state. Result: `iteration`, `manifest`.
+
+    If its generation has been replaced already, by a plan that was given up, it writes `as_generation`.
+    """
 
     step: str
     job: str
     generation: int
     rank: int
     deadline_s: float
+    as_generation: int | None = None
     type: Literal["save_replica"] = "save_replica"
 
 
@@ -264,13 +292,15 @@ class SaveReplica:
 class StopRanks:
     """End whatever is left of the generations below `below_generation`: SIGTERM, after `grace_s` SIGKILL.
 
-    From here on the agent refuses those generations. Result: `stopped`, the number of processes ended.
+    Parked ranks on `keep_gpus` live on. From here on the agent refuses those generations. Result: `stopped`, the number of
+    processes ended.
     """
 
     step: str
     job: str
     below_generation: int
     grace_s: float
+    keep_gpus: tuple[int, ...] = ()
     type: Literal["stop_ranks"] = "stop_ranks"
 
 
@@ -279,10 +309,10 @@ class InjectFault:
     """Do harm on purpose.
 
     To a rank: `crash` (SIGKILL), `oom` (the same, by the kernel as far as its log tells), `exit` (with the code `amount`),
-    `hang` (SIGSTOP), `slow` (by the factor `amount`), `exception` (what `text` says), `nan`. To GPU `gpu` of the node, as far
-    as its probes can tell: `ecc`, `xid` (of the number `amount`), `nvlink`, `row-remap`, `gpu-lost`. To a port of the node,
-    as far as the kernel's log tells: `link-flap`. To the agent: `node-loss`, `partition` (no word to or from the controller
-    for `amount` seconds).
+    `hang` (SIGSTOP), `slow` (by the factor `amount`), `exception` (what `text` says), `nan`, `spike` (for `amount` iterations).
+    To GPU `gpu` of the node, as far as its probes can tell: `ecc`, `xid` (of the number `amount`), `nvlink`, `row-remap`,
+    `gpu-lost`. To a port of the node, as far as the kernel's log tells: `link-flap`. To the agent: `node-loss`, `partition` (no
+    word to or from the controller for `amount` seconds).
     """
 
     step: str
@@ -295,26 +325,7 @@ class InjectFault:
     type: Literal["inject_fault"] = "inject_fault"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckNode:
-    """Test the node's devices and exchange data with the other `world_size - 1` members of a meeting, within `deadline_s`.
-
-    Refused while ranks live here, and given up when some are launched. The meeting's store is that of `job` and `generation`.
-    Result: `exchanged`, `gather_s`, `compute_s`, `error`, and `faults`, a list of `{device, test, text}`.
-    """
-
-    step: str
-    job: str
-    generation: int
-    rank: int
-    world_size: int
-    master_addr: str
-    master_port: int
-    deadline_s: float
-    type: Literal["check_node"] = "check_node"
-
-
-Command = OpenRendezvous | LaunchRanks | DrainRanks | SaveReplica | StopRanks | InjectFault | CheckNode
+Command = OpenRendezvous | LaunchRanks | DrainRanks | HoldRanks | SaveReplica | StopRanks | InjectFault | CheckNode | ReadLog
 FromAgent = AgentHello | Heartbeat | Observation | Progress | Reply
 FromController = Ack | Command
 

@@ -20,7 +20,8 @@ GOODBYE_S = 1.0
 LONGEST_LINE = 1 << 20
 """Bytes; a look at 16 GPUs takes less than 20 000."""
 
-_from_probe: TypeAdapter[FromProbe] = TypeAdapter(Annotated[FromProbe, Discriminator("type")])
+from_probe: TypeAdapter[FromProbe] = TypeAdapter(Annotated[FromProbe, Discriminator("type")])
+"""Reads one line of its standard output."""
 
 
 class ProbeLife:
@@ -80,7 +81,7 @@ class ProbeLife:
         reader, self._writer = await asyncio.open_connection(sock=connection, limit=LONGEST_LINE)
         try:
             while line := await reader.readline():
-                message = _from_probe.validate_json(line)
+                message = from_probe.validate_json(line)
                 if isinstance(message, XidSeen):
                     self._on_xid(message.gpu, message.uuid, message.xid)
                 else:

@@ -3,7 +3,8 @@
 Wall clocks are epoch seconds of the sender.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Discriminator, TypeAdapter
@@ -32,6 +33,10 @@ class Progress:
     `compute_s` is what this rank needs before it enters the gradients' all-reduce, if all ranks had equally many
     micro-batches; 0 if it was not measured. `iteration_s` is without checkpoints. `grad_norm` is the L2 norm of the job's whole
     gradient before clipping, 0 if it was not measured.
+
+    The rest tells how this rank came into its generation, and stays the same in it: the `source` of its state ("own memory",
+    "rank 2", a manifest's key, "" for a fresh start), what was copied, and of the iteration that was under way how many
+    micro-batches it kept, and computed in place of a lost rank.
     """
 
     job: str
@@ -45,6 +50,11 @@ class Progress:
     at: float
     compute_s: float = 0.0
     grad_norm: float = 0.0
+    source: str = ""
+    copied_bytes: int = 0
+    copy_s: float = 0.0
+    kept_micro_batches: int = 0
+    recomputed_micro_batches: int = 0
     type: Literal["progress"] = "progress"
 
 
@@ -70,6 +80,21 @@ class RankFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankParked:
+    """The rank waits, as it was ordered to, with its state in memory: for an assignment, or for its end.
+
+    `micro_batches` are those of the iteration under way whose gradients it keeps.
+    """
+
+    job: str
+    generation: int
+    rank: int
+    iteration: int
+    micro_batches: int
+    type: Literal["rank_parked"] = "rank_parked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankDrained:
     """The rank stopped at an iteration's end, or saved its replica; `manifest` is the key of the committed checkpoint."""
 
@@ -83,13 +108,17 @@ class RankDrained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFinished:
-    """The rank completed `train_iters` and the last checkpoint is committed."""
+    """The rank completed `train_iters` and the last checkpoint is committed.
+
+    That of a command, of whom the agent tells this, only speaks for itself, and not for the `whole_job`.
+    """
 
     job: str
     generation: int
     rank: int
     iteration: int
     loss: float
+    whole_job: bool = True
     type: Literal["rank_finished"] = "rank_finished"
 
 
@@ -98,19 +127,23 @@ class RankFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOrder:
-    """`drain`: save and stop at the next common iteration's end. `save_replica`: a parked rank saves all it has, alone.
+    """`drain`: save and stop at the next common iteration's end. `park`: the same, but keep the state in memory and wait.
 
-    `quit`: a parked rank exits. `raise`, `nan`, `slow`, `exit`: injected faults; a slow rank takes `amount` times as long for
-    its part of each iteration, one that exits does so with the code `amount`; what is raised is the `text`, `TYPE: message`.
+    `abort`: park at once, breaking whatever the rank waits for. `assign`: a parked rank becomes the one of the `environment`.
+    `save_replica`: a parked rank saves all it has, alone, as the UNICRON_GENERATION of the `environment` if it has one.
+    `quit`: a parked rank exits. `raise`, `nan`, `spike`, `slow`, `exit`: injected faults; a slow rank takes `amount` times as
+    long for its part of each iteration, one that exits does so with the code `amount`; for a spike the gradient is wrong for
+    `amount` iterations; what is raised is the `text`, `TYPE: message`.
     """
 
-    order: Literal["drain", "save_replica", "quit", "raise", "nan", "slow", "exit"]
+    order: Literal["drain", "park", "abort", "assign", "save_replica", "quit", "raise", "nan", "spike", "slow", "exit"]
     amount: float = 0.0
     text: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
     type: Literal["rank_order"] = "rank_order"
 
 
-FromRank = RankHello | Progress | RankFailed | RankDrained | RankFinished
+FromRank = RankHello | Progress | RankFailed | RankParked | RankDrained | RankFinished
 
 from_rank: TypeAdapter[FromRank] = TypeAdapter(Annotated[FromRank, Discriminator("type")], config=NAN_STAYS_NAN)
 rank_order: TypeAdapter[RankOrder] = TypeAdapter(RankOrder)

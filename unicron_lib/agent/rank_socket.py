@@ -90,6 +90,8 @@ class RankSocket:
         except ValidationError as error:
             log.warning("rank %s said something unknown: %s", rank.key, error)
             return
+        if message.job == rank.job and message.generation < rank.generation:
+            return  # it has another place by now, and what it said in the old one is over
         if (message.job, message.generation, message.rank) != rank.key:
             log.warning("rank %s spoke in the name of another one: %.200r", rank.key, line)
             return

@@ -36,7 +36,9 @@ class Phase(StrEnum):
 class Rank:
     """A rank that this agent started; `iteration` is the last complete one, -1 before the first.
 
-    `silent` is set when its connection has ended and was read to the end, `judged` when its end has been dealt with.
+    A parked one keeps the gradients of `micro_batches` of the iteration under way; it may live on in the generation `held_for`,
+    which may not be that of today. `silent` is set when its connection has ended and was read to the end, `judged` when its end
+    has been dealt with. One that `is_command` runs its job's command: it may never say a word.
     """
 
     job: str
@@ -44,9 +46,13 @@ class Rank:
     rank: int
     gpu: int
     limits: Limits = field(default_factory=Limits)
+    is_command: bool = False
+    world_size: int = 0
     phase: Phase = Phase.RUNNING
     iteration: int = -1
     manifest: str | None = None
+    micro_batches: int = 0
+    held_for: int = 0
     asked_to_stop: bool = False
     progress: Progress | None = None
     process: Forked | None = None
@@ -71,6 +77,16 @@ class Rank:
     def is_alive(self) -> bool:
         """Whether it has a process, or is about to."""
         return self.process is None or self.process.exit_code is None
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether its process has ended with exit code 0."""
+        return self.process is not None and self.process.exit_code == 0
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether it waits with its state in memory, and can be told what comes next."""
+        return self.phase is Phase.PARKED and self.is_alive and not self.silent.is_set()
 
     async def last_words(self) -> None:
         """Wait until everything that a rank whose process has ended had said is read."""
@@ -135,6 +151,15 @@ class Ranks:
     def forget(self, rank: Rank) -> None:
         """Drop a rank from the table."""
         self._ranks.pop(rank.key, None)
+
+    def renew(self, rank: Rank, *, generation: int, number: int, limits: Limits) -> None:
+        """A parked rank takes its place in a newer generation: what it said and was told in the older one is over."""
+        self.forget(rank)
+        rank.generation, rank.rank, rank.limits = generation, number, limits
+        rank.phase, rank.asked_to_stop = Phase.RUNNING, False
+        rank.progress, rank.manifest, rank.micro_batches = None, None, 0
+        rank.repeats = Repeats()
+        self.add(rank)
 
     @property
     def alive(self) -> tuple[Rank, ...]:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from unicron_lib.agent.bell import Bell
+from unicron_lib.agent.command_rank import ALIVE_S, COMMAND_TARGET, command_environment, evidence, finished, still_alive
 from unicron_lib.agent.environment import NodeFacts, error_file, log_file, rank_environment
 from unicron_lib.agent.error_file import read_error_file
 from unicron_lib.agent.excerpt import SHORT_LIMIT, excerpt
@@ -20,7 +21,16 @@ from unicron_lib.agent.forkserver import kill_group
 from unicron_lib.agent.messages import Body, LaunchRanks, RankExited
 from unicron_lib.agent.oom import OomWatch
 from unicron_lib.agent.outbox import Outbox
-from unicron_lib.agent.rank_messages import FromRank, Progress, RankDrained, RankFailed, RankFinished, RankHello, RankOrder
+from unicron_lib.agent.rank_messages import (
+    FromRank,
+    Progress,
+    RankDrained,
+    RankFailed,
+    RankFinished,
+    RankHello,
+    RankOrder,
+    RankParked,
+)
 from unicron_lib.agent.ranks import Phase, Rank, Ranks
 from unicron_lib.detection.sections import Limits
 from unicron_lib.errors import AgentError
@@ -29,6 +39,7 @@ log = logging.getLogger(__name__)
 RANK_TARGET = "unicron_lib.training.rank:main"
 MAY_BE_OUT_OF_MEMORY = {-signal.SIGKILL, 128 + signal.SIGKILL}
 """Exit codes of a rank that the kernel may have killed for memory, also below a shell."""
+TERMINATED = 128 + signal.SIGTERM
 PLAIN = {0, 1}
 """Exit codes that tell nothing beyond what the rank has told itself."""
 
@@ -64,29 +75,60 @@ class Supervisor:
         await self._forks.ready()
 
     async def launch(self, command: LaunchRanks, rank: int, gpu: int) -> Rank:
-        """Start a rank, or return the one that was started before; raises AgentError."""
+        """Start a rank, or return the one that was started before; raises AgentError.
+
+        A rank that was held for this generation, on the same GPU, becomes it instead, and keeps its memory.
+        """
         known = self.ranks.find(command.job, command.generation, rank)
         if known:
             return known
-        limits = Limits.of(command.spec)
+        last_words = error_file(self.facts, command.job, command.generation, rank)
+        last_words.parent.mkdir(parents=True, exist_ok=True)
+        last_words.unlink(missing_ok=True)
+        held = self._held(command, gpu)
+        started = self._assign(held, command, rank) if held else await self._fork(command, rank, gpu)
+        self.on_news(None)
+        return started
+
+    def _held(self, command: LaunchRanks, gpu: int) -> Rank | None:
+        """The rank that waits on a GPU to live on in the generation that is launched."""
+        held = self.ranks.where(lambda it: (it.job, it.held_for, it.gpu) == (command.job, command.generation, gpu))
+        return next((rank for rank in held if rank.is_parked), None)
+
+    def _assign(self, held: Rank, command: LaunchRanks, number: int) -> Rank:
+        before = held.key
+        self.ranks.renew(held, generation=command.generation, number=number, limits=Limits.of(command.spec))
+        environment = rank_environment(self.facts, command, number, self._socket, keeps_device=True)
+        held.order(RankOrder(order="assign", environment=environment))
+        log.info("rank %s with pid %d lives on as rank %s", before, held.pid, held.key)
+        return held
+
+    async def _fork(self, command: LaunchRanks, rank: int, gpu: int) -> Rank:
+        limits, is_command = Limits.of(command.spec), bool(command.spec.command)
         new = Rank(job=command.job, generation=command.generation, rank=rank, gpu=gpu, limits=limits)
+        new.is_command, new.world_size = is_command, command.world_size
         self.ranks.add(new)
-        where = (self.facts, new.job, new.generation)
-        error_file(*where, rank).parent.mkdir(parents=True, exist_ok=True)
-        error_file(*where, rank).unlink(missing_ok=True)
+        environment = rank_environment(self.facts, command, rank, self._socket)
         try:
             new.process = await self._forks.spawn(
-                target=self._target,
-                env=rank_environment(self.facts, command, rank, self._socket),
-                log_file=log_file(*where, f"r{rank}"),
+                target=COMMAND_TARGET if is_command else self._target,
+                env=command_environment(self.facts, command, environment) if is_command else environment,
+                log_file=log_file(self.facts, new.job, new.generation, f"r{rank}"),
                 on_exit=partial(self._exited, new),
             )
         except BaseException:
             self.ranks.forget(new)
             raise
         log.info("started rank %s with pid %d", new.key, new.pid)
-        self.on_news(None)
+        if is_command:
+            asyncio.get_running_loop().call_later(ALIVE_S, self._vouch, new)
         return new
+
+    def _vouch(self, rank: Rank) -> None:
+        """Say of a command that has not spoken for itself that it runs."""
+        runs = rank.phase is Phase.RUNNING and (rank.is_alive or rank.ended_well)
+        if runs and rank.progress is None and not rank.asked_to_stop:
+            self.hear(rank, still_alive(rank))
 
     def hear(self, rank: Rank, message: FromRank) -> None:
         """Take in what a rank said."""
@@ -103,6 +145,8 @@ class Supervisor:
                 if news is None:
                     return
                 self._observe(rank, news)
+            case RankParked():
+                rank.phase, rank.iteration, rank.micro_batches = Phase.PARKED, message.iteration, message.micro_batches
             case RankDrained():
                 rank.phase = rank.phase if rank.phase is Phase.PARKED else Phase.DRAINED
                 rank.iteration, rank.manifest = message.iteration, message.manifest
@@ -110,6 +154,15 @@ class Supervisor:
                 rank.phase, rank.iteration = Phase.FINISHED, message.iteration
                 self._observe(rank, message)
         self.bell.ring()
+
+    def drain(self, rank: Rank) -> None:
+        """Ask a rank to stop with its work saved; a command without a session by SIGTERM."""
+        rank.asked_to_stop = rank.is_command  # from now on its end is no news, however it comes
+        if rank.writer is not None or not rank.is_command:
+            rank.order(RankOrder(order="drain"))
+        elif rank.is_alive and rank.pid:
+            with suppress(ProcessLookupError):
+                os.kill(rank.pid, signal.SIGTERM)
 
     async def stop(self, ranks: Iterable[Rank], *, grace_s: float) -> int:
         """End ranks, the obstinate ones with SIGKILL after `grace_s`; the number that had to be ended."""
@@ -122,6 +175,21 @@ class Supervisor:
         with suppress(AgentError):  # that they end is insisted on when ranks are started
             await self._clear_orphans()
         return len(living)
+
+    async def end(self, ranks: Iterable[Rank], *, grace_s: float) -> int:
+        """`stop` them, and drop them from the table."""
+        ranks = tuple(ranks)
+        stopped = await self.stop(ranks, grace_s=grace_s)
+        for rank in ranks:
+            self.ranks.forget(rank)
+        return stopped
+
+    def kill(self, ranks: Iterable[Rank]) -> None:
+        """SIGKILL to ranks that must not go on, at once; that they end is no news."""
+        for rank in ranks:
+            rank.asked_to_stop = True
+            if rank.is_alive and rank.pid:
+                kill_group(rank.pid)
 
     def kill_all(self) -> None:
         """SIGKILL to every rank, at once and without a word: what a power cut does."""
@@ -147,6 +215,10 @@ class Supervisor:
         out_of_memory = code in MAY_BE_OUT_OF_MEMORY and self._oom.struck(rank.pid)
         rank.judged = True
         log.info("rank %s ended with code %d in phase %s", rank.key, code, rank.phase)
+        if rank.is_command and code == 0 and rank.phase is Phase.RUNNING:
+            self._ended_well(rank)
+        if rank.is_command and rank.phase is Phase.DRAINED and not rank.asked_to_stop:
+            rank.phase, code = Phase.RUNNING, code or TERMINATED  # it has stopped in time, but somebody else had asked it to
         told = rank.phase in {Phase.DRAINED, Phase.FINISHED} or (rank.phase is Phase.FAILED and code in PLAIN)
         if not told:
             job, generation, number = rank.key
@@ -158,11 +230,19 @@ class Supervisor:
                 exit_code=code,
                 iteration=rank.iteration,
                 out_of_memory=out_of_memory,
-                error=read_error_file(error_file(self.facts, *rank.key)),
+                error=read_error_file(error_file(self.facts, *rank.key)) or evidence(self.facts, rank),
             )
             self._observe(rank, exited)
         self.on_news(None)
         self.bell.ring()
+
+    def _ended_well(self, rank: Rank) -> None:
+        """A command that was asked to stop has stopped, any other one is finished."""
+        if rank.asked_to_stop:
+            rank.phase = Phase.DRAINED
+        else:
+            self._vouch(rank)
+            self.hear(rank, finished(rank))
 
     def _observe(self, rank: Rank, body: Body) -> None:
         if rank.asked_to_stop:

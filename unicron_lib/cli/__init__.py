@@ -6,6 +6,7 @@ import typer
 
 from unicron_lib.cli.bench import group
 from unicron_lib.cli.characterize import characterize
+from unicron_lib.cli.checkpoints import checkpoints
 from unicron_lib.cli.cluster import down, up
 from unicron_lib.cli.demo import demo
 from unicron_lib.cli.diagnose import diagnose
@@ -29,7 +30,7 @@ app = typer.Typer(
 )
 for command in (
     *(demo, up, down, submit, cancel, status, nodes, jobs, incidents, explain),
-    *(plan, simulate, paper, inject, diagnose, characterize, doctor),
+    *(checkpoints, plan, simulate, paper, inject, diagnose, characterize, doctor),
 ):
     app.command()(command)
 app.add_typer(group, name="bench")

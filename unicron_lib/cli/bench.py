@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from unicron_lib.cli.planner_figures import Figure
     from unicron_lib.cli.simulator_figures import Simulated
     from unicron_lib.detection.trial import Verdict
+    from unicron_lib.local.outages import Fault, Outage
 
 group = typer.Typer(help="Measure a part of Unicron on this machine.", no_args_is_help=True)
 
@@ -69,6 +70,30 @@ def overhead(
     found = asyncio.run(_overhead(pairs))
     print_json(_as_json(found) | {"verdict": found.verdict}) if as_json else show_overhead(found)
     raise typer.Exit(0 if found.ok else 1)
+
+
+@group.command()
+def checkpoint(
+    parameters_m: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Millions of parameters; fewer if memory is short for them.")
+    ] = 100,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="How often each is measured, in turn.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """How long saving holds training up, and how fast checkpoints move, beside others; exit code 1 if a bar is missed."""
+    from unicron_lib.cli.checkpoint_figures import affordable, measure, show
+
+    num_parameters = affordable(parameters_m * 10**6)
+    costs = []
+    for cost in measure(num_parameters, rounds):
+        say(f"measured: {cost.what}, beside {cost.beside}")
+        costs.append(cost)
+    ok = all(cost.ok for cost in costs)
+    if as_json:
+        print_json({"ok": ok, "parameters": num_parameters, "figures": [asdict(cost) | {"ok": cost.ok} for cost in costs]})
+    else:
+        show(costs, num_parameters)
+    raise typer.Exit(0 if ok else 1)
 
 
 @group.command()
@@ -134,6 +159,37 @@ def simulator(
     raise typer.Exit(0 if ok else 1)
 
 
+@group.command()
+def recovery(
+    faults: Annotated[
+        str, typer.Option(help="Of sev3 (an exception), sev2 (SIGKILL of a rank), sev1 (SIGKILL of a node, two jobs).")
+    ] = "sev3,sev2,sev1",
+    repeat: Annotated[int, typer.Option(min=1, max=100, help="How often each fault is done.")] = 5,
+    systems: Annotated[
+        str, typer.Option(help="Of unicron, torchrun, and torchft if it is installed.")
+    ] = "unicron,torchrun,torchft",
+    as_json: AsJson = False,
+) -> None:
+    """What a failure costs a training: here, under torchrun and torchft, at the same place; exit code 1 if a bar is missed.
+
+    Takes some minutes; 130 after Ctrl-C, with everything stopped.
+    """
+    from unicron_lib.cli.recovery_figures import bars, recoveries
+    from unicron_lib.cli.recovery_tables import recovery_object, show_recovery
+
+    measured, notes = _outages(_words(faults), _words(systems), repeat)
+    found = recoveries(measured)
+    held = bars(found, ours="unicron", other="torchrun")
+    for note in notes:
+        say(note)
+    print_json(recovery_object(found, held, notes)) if as_json else show_recovery(found, held, against="torchrun")
+    raise typer.Exit(0 if all(bar.ok for bar in held) else 1)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def _figures() -> "Iterator[Figure]":
     from unicron_lib.cli import planner_figures as measure
 
@@ -145,6 +201,16 @@ def _figures() -> "Iterator[Figure]":
     yield measure.placements(num_jobs=16, num_nodes=128, bar_s=0.05)
     yield measure.placements(num_jobs=16, num_nodes=128, nodes_per_rack=16, bar_s=0.05)
     yield from measure.between_pools(num_jobs=24, num_gpus=128, num_pools=3, bar_s=0.05, moving_bar_s=10.0)
+
+
+def _outages(faults: list[str], systems: list[str], repeat: int) -> "tuple[list[tuple[str, Fault, Outage]], list[str]]":
+    from unicron_lib.local.recovery_run import run
+
+    try:
+        return run(faults, systems, repeat, say)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        say("unicron: interrupted, everything is stopped")
+        raise typer.Exit(130) from None
 
 
 async def _latencies(rounds: int) -> "list[Latency]":

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 
 from unicron_lib.cli.detection_figures import Latency
-from unicron_lib.cli.diagnosis_figures import BAR_MB_PER_S, BAR_MEMORY_MB, Reading
+from unicron_lib.cli.diagnosis_figures import BAR_MEMORY_MB, Reading
 from unicron_lib.cli.options import console
 from unicron_lib.cli.overhead_figures import Overhead, Spread
 from unicron_lib.cli.planner_figures import Figure
@@ -28,7 +28,7 @@ def show_diagnosis(readings: Sequence[Reading]) -> None:
     table = Table("", "a log is", title="Diagnosis on this machine")
     _right(table, "MB", "MB/s of one core", "bar", "seconds", "memory MB", "bar")
     for it in readings:
-        speed, memory = (f"{it.mb_per_s:.0f}", f"{BAR_MB_PER_S:.0f}"), (f"{it.memory_mb:.0f}", f"{BAR_MEMORY_MB:.0f}")
+        speed, memory = (f"{it.mb_per_s:.0f}", f"{it.bar_mb_per_s:.0f}"), (f"{it.memory_mb:.0f}", f"{BAR_MEMORY_MB:.0f}")
         table.add_row(_verdict(ok=it.ok), it.what, f"{it.size_mb:.0f}", *speed, f"{it.wall_s:.2f}", *memory)
     console().print(table)
 

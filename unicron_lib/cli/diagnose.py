@@ -30,6 +30,10 @@ Corpus = Annotated[
     Path | None, typer.Option("--corpus", metavar="LABELS", help="With --confirm: logs that must be told as rightly as before.")
 ]
 
+Page = Annotated[
+    bool, typer.Option("--page", help="Show the logs as a page that a person, or a model, can read; judge nothing.")
+]
+
 NUM_LAST = 100
 """Lines of the logs that are compared with past incidents, and shown to a model."""
 
@@ -42,11 +46,15 @@ def diagnose(
     line: LineNumber = 0,
     rule: Pattern = "",
     corpus: Corpus = None,
+    page: Page = False,
 ) -> None:
     """Say why a job failed: the root cause, what shows it, what followed from it, what to do.
 
     Exit code 0 whatever the answer, "unknown" among them; 2 for what is no log, job or incident.
     """
+    if page:
+        _show_page(targets, as_json=as_json)
+        return
     if confirm is not None:
         _teach(targets, confirm, line, rule, rules, corpus, as_json=as_json)
         return
@@ -59,15 +67,41 @@ def diagnose(
         _show(found)
 
 
+def _show_page(targets: list[str], *, as_json: bool) -> None:
+    """The logs, each kind of line once."""
+    from unicron_lib.diagnosis.compress import compress
+
+    paths = _logs_of(targets)
+    if not paths:
+        raise UserError(f"there is no log {targets[0]}: --page reads files")
+    try:
+        text = compress(paths)
+    except OSError as error:
+        raise _unreadable(error, paths) from error
+    if as_json:
+        print_json({"page": text.splitlines()})
+    else:
+        console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _logs_of(targets: list[str]) -> list[Path]:
+    """The logs that the targets name; none if they name no files. Raises UserError if only some exist."""
+    paths = [path for target in targets for path in logs_at(Path(target))]
+    if paths and (missing := [target for target in targets if not Path(target).exists()]):
+        raise UserError(f"there is no log {missing[0]}")
+    return paths
+
+
+def _unreadable(error: OSError, paths: list[Path]) -> UserError:
+    return UserError(f"{error.filename or paths[0]} cannot be read: {error.strerror or error}")
+
+
 def _found(targets: list[str], rules_file: Path | None) -> "Diagnosis":
     from unicron_lib.diagnosis.rules import RULES, RuleSet
     from unicron_lib.diagnosis.teach import read_rules
 
     rules = RuleSet((*read_rules(rules_file), *RULES))
-    paths = [path for target in targets for path in logs_at(Path(target))]
-    if paths:
-        if missing := [target for target in targets if not Path(target).exists()]:
-            raise UserError(f"there is no log {missing[0]}")
+    if paths := _logs_of(targets):
         return of_files(paths, rules)
     if len(targets) > 1 or "/" in targets[0]:
         raise UserError(f"there is no log {targets[0]}: name files, or one job or incident")
@@ -95,7 +129,7 @@ def of_files(paths: list[Path], rules: "RuleSet") -> "Diagnosis":
         settings = LlmSettings.from_env()
         return second_opinion(found, last, settings) if settings else found
     except OSError as error:
-        raise UserError(f"{error.filename or paths[0]} cannot be read: {error.strerror or error}") from error
+        raise _unreadable(error, paths) from error
 
 
 def known_past() -> "tuple[Past, ...]":
@@ -114,11 +148,13 @@ def of_journal(name: str, rules: "RuleSet") -> "Diagnosis":
     """What the journal tells of an incident, or of the newest of a job, and which past ones were like it."""
     from unicron_lib.cli.look import read_state
     from unicron_lib.cli.target import find_target
-    from unicron_lib.diagnosis.incidents import diagnose_incident, past_of, with_similar
+    from unicron_lib.diagnosis.incidents import diagnose_incident, past_of, remembered, with_similar
 
     state = read_state(find_target())
     incident = incident_of(state, name)
-    return with_similar(diagnose_incident(incident, rules), past_of(state, but=incident.id))
+    found = with_similar(diagnose_incident(incident, rules), past_of(state, but=incident.id))
+    kept = remembered(incident)
+    return kept if kept and kept.confidence >= found.confidence else found
 
 
 def incident_of(state: "ClusterState", name: str) -> "Incident":

@@ -1,6 +1,7 @@
 """How fast logs are read and in how much memory, on a log made for it; each in a process of its own."""
 
 import json
+import random
 import subprocess
 import sys
 import tempfile
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BAR_MB_PER_S, BAR_MEMORY_MB = 100.0, 200.0
+BINARY_MB, BINARY_MB_PER_S = 20, 20.0
+"""Of random bytes so many megabytes are read at most, and what is asked: no two lines of them are alike."""
 RANKS = 8
 _CHUNK = 4096
 _CALLS = {
@@ -40,6 +43,7 @@ class Reading:
     cpu_s: float
     memory_mb: float
     is_right: bool
+    bar_mb_per_s: float = BAR_MB_PER_S
 
     @property
     def mb_per_s(self) -> float:
@@ -49,24 +53,35 @@ class Reading:
     @property
     def ok(self) -> bool:
         """Whether both bars were held, with the right answer."""
-        return self.mb_per_s >= BAR_MB_PER_S and self.memory_mb <= BAR_MEMORY_MB and self.is_right
+        return self.mb_per_s >= self.bar_mb_per_s and self.memory_mb <= BAR_MEMORY_MB and self.is_right
 
 
 def measure(size_mb: int) -> Iterator[Reading]:
-    """Read a log of `size_mb` megabytes in each way. Raises CalledProcessError if a reader fails."""
+    """Read a log of `size_mb` megabytes in each way, then one of random bytes. Raises CalledProcessError if a reader fails."""
     with tempfile.TemporaryDirectory(prefix="unicron-bench-") as place:
         path = Path(place) / "job.log"
         write_log(path, size_mb * 1_000_000)
         for what, call in _CALLS.items():
-            yield _read(what, call, path)
+            yield _read(what, call, path, BAR_MB_PER_S)
+        write_binary(path, min(size_mb, BINARY_MB) * 1_000_000)
+        for what, call in _CALLS.items():
+            yield _read(f"of random bytes {what}", call, path, BINARY_MB_PER_S)
 
 
-def _read(what: str, call: str, path: Path) -> Reading:
+def _read(what: str, call: str, path: Path, bar_mb_per_s: float) -> Reading:
     program = [sys.executable, "-c", _CHILD.format(call=call), str(path)]
     wall_s, cpu_s, peak, kind, num_lines = json.loads(subprocess.run(program, check=True, capture_output=True).stdout)
     is_right = kind == "ecc_error" if kind else num_lines <= 200
     size_mb = path.stat().st_size / 1e6
-    return Reading(what=what, size_mb=size_mb, wall_s=wall_s, cpu_s=cpu_s, memory_mb=peak / 1e6, is_right=is_right)
+    return Reading(
+        what=what,
+        size_mb=size_mb,
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        memory_mb=peak / 1e6,
+        is_right=is_right,
+        bar_mb_per_s=bar_mb_per_s,
+    )
 
 
 def write_log(path: Path, size_bytes: int) -> None:
@@ -77,6 +92,16 @@ def write_log(path: Path, size_bytes: int) -> None:
             out.writelines(line for number in range(step, step + _CHUNK) for line in _step(number))
             step += _CHUNK
         out.writelines(_end())
+
+
+def write_binary(path: Path, size_bytes: int) -> None:
+    """What no terminal should show, and in its midst an ECC error."""
+    chance = random.Random(1)  # noqa: S311  figures, no secrets
+    with path.open("wb") as out:
+        for number in range(0, size_bytes, 100_000):
+            if 0 <= number - size_bytes // 2 < 100_000:
+                out.write("".join(["\n", *_end()]).encode())
+            out.write(chance.randbytes(100_000))
 
 
 def _step(step: int) -> Iterator[str]:

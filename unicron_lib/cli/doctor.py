@@ -15,7 +15,7 @@ from unicron_lib.cli.options import AsJson, print_json
 from unicron_lib.cli.target import find_target
 
 Finding = dict[str, str | bool]
-PACKAGES = ("prefect", "torch", "megatron-core", "nvidia-ml-py", "cvxpy", "highspy", "boto3", "moto", "safetensors", "psutil")
+PACKAGES = ("prefect", "torch", "megatron-core", "nvidia-ml-py", "cvxpy", "highspy", "boto3", "moto", "psutil")
 
 
 def doctor(
@@ -70,19 +70,21 @@ def _solver() -> Finding:
 
 
 def _devices() -> Finding:
-    import torch
+    from unicron_lib.cli.devices import num_cuda_devices
 
-    count = torch.cuda.device_count()
+    count = num_cuda_devices()
+    if isinstance(count, str):
+        return _finding("training devices", ok=False, found=count)
     return _finding(
         "training devices", ok=True, found=f"{count} CUDA devices, NCCL" if count else "no CUDA device: CPU and gloo"
     )
 
 
 def _nvml() -> Finding:
-    from unicron_lib.adapters.nvml import open_nvml
+    from unicron_lib.cli.devices import gpu_watch
 
-    nvml = open_nvml()
-    return _finding("NVML", ok=True, found="driver found" if nvml else "no NVIDIA driver: GPU health is not watched")
+    ok, found = gpu_watch()
+    return _finding("NVML", ok=ok, found=found)
 
 
 def _memory() -> Finding:

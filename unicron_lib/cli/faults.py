@@ -12,6 +12,7 @@ from unicron_lib.errors import UserError
 
 Target = Literal["JOB/RANK", "NODE/GPU", "NODE", "no target"]
 STORE_DOWN = "store-down"
+SPIKE_ITERATIONS = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "slow": Kind(target="JOB/RANK", unit="factor", amount=2.0, at_least=1.0),
         "exception": Kind(target="JOB/RANK"),
         "nan": Kind(target="JOB/RANK"),
+        "spike": Kind(target="JOB/RANK", unit="number of iterations", amount=SPIKE_ITERATIONS, at_least=1, at_most=1000),
         "ecc": Kind(target="NODE/GPU"),
         "xid": Kind(target="NODE/GPU", unit="Xid number", amount=79, at_least=1, at_most=65535),
         "nvlink": Kind(target="NODE/GPU"),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from unicron_lib.cli.faults import SPIKE_ITERATIONS
 from unicron_lib.cli.options import AsJson, print_json, say
 from unicron_lib.cli.target import find_target
 from unicron_lib.errors import AgentError, CommandTimeout, ControllerError, NodeNotConnected
@@ -24,8 +25,9 @@ def inject(
     kind: Annotated[
         str,
         typer.Argument(
-            help="To a rank: crash, oom, exit, hang, slow, exception, nan. To a GPU: ecc, xid, nvlink, row-remap, gpu-lost. "
-            "To a node: link-flap, node-loss, partition. To the object store: store-down."
+            help="To a rank: crash, oom, exit, hang, slow, exception, nan, spike. "
+            "To a GPU: ecc, xid, nvlink, row-remap, gpu-lost. To a node: link-flap, node-loss, partition. "
+            "To the object store: store-down."
         ),
     ],
     target: Annotated[str, typer.Argument(help="JOB/RANK, NODE/GPU, NODE, or nothing for store-down.")] = "",
@@ -33,7 +35,7 @@ def inject(
         float | None,
         typer.Option(
             help="exit: its code (1); slow: how many times as long (2); xid: its number (79); "
-            "partition, store-down: seconds (30, 10).",
+            f"spike: iterations of a wrong gradient ({SPIKE_ITERATIONS:g}); partition, store-down: seconds (30, 10).",
             show_default=False,
         ),
     ] = None,

@@ -37,6 +37,8 @@ def submit(
     else:
         for spec, run in zip(specs, runs, strict=True):
             say(f"{spec.job} is submitted: {run['url']}")
+            if spec.command and not (spec.throughput_flops or spec.throughput_by_pool):
+                say(f"{spec.job} has no throughput_flops: until it is measured, twice the GPUs count as twice as fast")
 
 
 def cancel(job: Annotated[str, typer.Argument(help="The job's name.")], as_json: AsJson = False) -> None:

@@ -127,7 +127,7 @@ def job_rows(state: "ClusterState", live: "dict[str, JobProgress]") -> list[dict
                 "gpus": job.gpus,
                 "nodes": ", ".join(job.assignment.nodes) if job.assignment else "",
                 "iteration": done,
-                "train_iters": job.spec.train_iters,
+                "train_iters": None if job.spec.command else job.spec.train_iters,
                 "loss": round(now.loss, 4) if now and isfinite(now.loss) else None,
                 "weight": job.spec.weight,
                 "generation": job.generation,

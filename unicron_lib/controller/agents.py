@@ -66,7 +66,8 @@ async def serve_agent(controller: Controller, token: str, socket: WebSocket) -> 
 
 async def _hello(socket: WebSocket) -> AgentHello | None:
     try:
-        frame = await asyncio.wait_for(socket.receive(), HELLO_TIMEOUT_S)
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            frame = await socket.receive()
     except TimeoutError:
         return None
     if frame["type"] == "websocket.disconnect":

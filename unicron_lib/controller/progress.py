@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from unicron_lib.agent.messages import RankInfo
 from unicron_lib.agent.rank_messages import Progress
 from unicron_lib.controller.liveness import Stepping
+from unicron_lib.controller.origins import origin_of
 from unicron_lib.controller.views import JobProgress
 from unicron_lib.detection.loss_guard import Point
 from unicron_lib.detection.windows import Windows
@@ -83,6 +84,7 @@ class ProgressTable:
             window=job.windows.newest,
             nodes={rank: told.node for rank, told in sorted(job.ranks.items())},
             curve=tuple(job.curve),
+            origins={rank: origin_of(told.progress) for rank, told in sorted(job.ranks.items())},
         )
 
     def views(self) -> tuple[JobProgress, ...]:

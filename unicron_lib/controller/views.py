@@ -7,6 +7,7 @@ from pydantic import TypeAdapter
 
 from unicron_lib.agent.messages import Observation, RankInfo
 from unicron_lib.agent.rank_messages import NAN_STAYS_NAN
+from unicron_lib.controller.origins import Origin
 from unicron_lib.detection.loss_guard import Point
 from unicron_lib.detection.windows import Window
 
@@ -46,7 +47,8 @@ class JobProgress:
     `loss` is the one of `iteration`; `iterations` holds the last iteration of each rank; `first_iteration_at` is the
     wall clock of the generation's first report. `measured_flops` maps its number of ranks to the best FLOP/s of the whole
     job that it has reported. `window` compares its ranks over its newest 16 iterations, `nodes` tells where each rank is.
-    `curve` is the loss of its newest iterations, as far as they were heard of, in order.
+    `curve` is the loss of its newest iterations, as far as they were heard of, in order; `origins` tell how
+    each rank came by its state.
     """
 
     __pydantic_config__: ClassVar = NAN_STAYS_NAN
@@ -65,6 +67,7 @@ class JobProgress:
     window: Window | None = None
     nodes: dict[int, str] = field(default_factory=dict)
     curve: tuple[Point, ...] = ()
+    origins: dict[int, Origin] = field(default_factory=dict)
 
     def has_stepped(self, generation: int, world_size: int | None = None) -> bool:
         """Whether every rank of `generation`, or of a later one, has done an iteration."""

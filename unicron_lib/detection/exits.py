@@ -29,7 +29,7 @@ CODES: Mapping[int, Exit] = MappingProxyType(
             kind=_K.CUDA_ERROR,
             verdict="exclude",
             is_final=True,
-            text="Megatron asks for another GPU: a result could not be reproduced on this one",
+            text="Megatron asks for another GPU: this one gave an unexpected result twice",
         ),
         17: Exit(
             kind=_K.CUDA_ERROR,
@@ -38,11 +38,18 @@ CODES: Mapping[int, Exit] = MappingProxyType(
             text="Megatron's result validation failed: the GPU computes wrongly",
         ),
         93: Exit(kind=_K.USER_ERROR, verdict="stop", is_final=True, text="the process asks not to be started again"),
+        126: Exit(kind=_K.USER_ERROR, verdict="stop", is_final=True, text="a program of its command cannot be run on its node"),
+        127: Exit(kind=_K.USER_ERROR, verdict="stop", is_final=True, text="a program of its command is not on its node"),
         201: Exit(kind=_K.GPU_DRIVER_ERROR, is_final=True, text="GPU driver error, in DLRover's code"),
         247: Exit(kind=_K.OUT_OF_MEMORY, is_final=True, text="out of memory, in DLRover's code"),
     }
 )
-"""Megatron-core: 16 and 17; NVIDIA's resiliency extension: 93; DLRover: 201 and 247."""
+"""Shells: 126 and 127; Megatron-core: 16 and 17; NVIDIA's resiliency extension: 93; DLRover: 201 and 247.
+
+Megatron's are those of `megatron/core/rerun_state_machine.py`, which repeats an iteration whose result is unexpected. 16,
+EXIT_CODE_RESUME_TO_DISAMBIGUATE: the same again on the same GPU, so it wants to go on from its checkpoint on another one. 17,
+EXIT_CODE_FAILED_ON_RESULT_VALIDATION: it knows what it was, a GPU that computes wrongly, now or always, or the program.
+"""
 
 SIGNALS: Mapping[int, Exit] = MappingProxyType(
     {

@@ -12,8 +12,15 @@ def failed(job: JobState, failure: Failure, *, counts: bool) -> JobState:
     reached = last if failure.iteration is None else max(failure.iteration, -1 if last is None else last)
     if last is None or not counts:
         return replace(job, failed_at=-1 if reached is None else reached)
-    progressed = failure.iteration is not None and failure.iteration > last
+    progressed = (failure.iteration is not None and failure.iteration > last) or _held_out(job, failure, reached)
     return replace(job, failed_at=reached, stuck_restarts=0 if progressed else job.stuck_restarts + 1)
+
+
+def _held_out(job: JobState, failure: Failure, reached: int | None) -> bool:
+    """Whether a command that tells of no iterations has run for its whole window since it failed last: that is progress."""
+    window_s = job.spec.restart_window_s
+    is_mute = bool(job.spec.command) and (reached is None or reached < 0)
+    return is_mute and window_s > 0 and not any(0 <= failure.seen_at - time < window_s for time in job.failed_times)
 
 
 def forgiven(job: JobState) -> JobState:

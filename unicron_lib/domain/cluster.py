@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from unicron_lib.domain.diagnosed import IncidentDiagnosed
 from unicron_lib.domain.events import Scalar
 from unicron_lib.domain.failures import ErrorKind, Failure, Severity, root_cause
 from unicron_lib.domain.jobs import ENDED, JobState
@@ -78,7 +79,7 @@ class Incident:
     `opened_at` is when its first event was journalled, `updated_at` when its root cause was, and
     `fault_at` is when the fault was injected, if it was. `count` failures were seen, of which `failures` holds the root
     cause and the newest, as the journal took them. `held` tells that the breaker forbade to isolate its node; if it is open
-    nevertheless, a person has allowed it since.
+    nevertheless, a person has allowed it since. `diagnosis` comes later, beside the recovery.
     """
 
     id: str
@@ -97,6 +98,7 @@ class Incident:
     merged_into: str | None = None
     note: str = ""
     held: bool = False
+    diagnosis: IncidentDiagnosed | None = None
 
     @property
     def is_failure(self) -> bool:

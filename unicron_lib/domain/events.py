@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from unicron_lib.domain.diagnosed import IncidentDiagnosed
 from unicron_lib.domain.failures import Failure
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Plan
+from unicron_lib.domain.rank_done import RankDone
 
 Scalar = str | int | float | bool | None
 
@@ -326,12 +328,14 @@ Event = (
     | StragglerCleared
     | LossSpiked
     | IncidentDismissed
+    | IncidentDiagnosed
     | BreakerTripped
     | BreakerReset
     | FailureDetected
     | JobSubmitted
     | ThroughputMeasured
     | RebalanceDue
+    | RankDone
     | JobFinished
     | JobCancelled
     | PlanDecided

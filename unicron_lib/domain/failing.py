@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from unicron_lib.domain.budget import failed, forgiven
 from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus, NodeStatus
+from unicron_lib.domain.diagnosed import IncidentDiagnosed
 from unicron_lib.domain.events import FailureDetected, FaultInjected, IncidentDismissed, JobResumed
 from unicron_lib.domain.failures import ErrorKind, Failure, Severity
 from unicron_lib.domain.flapping import losses_until
@@ -170,3 +171,9 @@ def incident_dismissed(state: ClusterState, event: IncidentDismissed) -> Cluster
     held = state.breaker_since is not None and incident.severity is Severity.SEV1 and not incident.is_only_symptoms
     closed = replace(incident, status=IncidentStatus.CLOSED, closed_at=event.at, note=event.reason, held=held)
     return state.with_incident(closed)
+
+
+def incident_diagnosed(state: ClusterState, event: IncidentDiagnosed) -> ClusterState:
+    """Kept with the incident; nothing follows from it."""
+    incident = state.incidents.get(event.incident)
+    return state if incident is None else state.with_incident(replace(incident, diagnosis=event))

@@ -15,6 +15,7 @@ from unicron_lib.domain.events import (
 )
 from unicron_lib.domain.incidents import planned_change
 from unicron_lib.domain.jobs import ENDED, JobState, JobStatus
+from unicron_lib.domain.rank_done import RankDone
 
 
 def job_submitted(state: ClusterState, event: JobSubmitted) -> ClusterState:
@@ -66,6 +67,15 @@ def loss_spiked(state: ClusterState, event: LossSpiked) -> ClusterState:
     return state.with_job(replace(job, loss_spike="" if event.over else event.reason))
 
 
+def rank_done(state: ClusterState, event: RankDone) -> ClusterState:
+    """Remembered for as long as the generation lives; one that is over is of no interest."""
+    job = state.jobs.get(event.job)
+    if job is None or job.status in ENDED or event.generation != job.generation:
+        return state
+    done = {pair for pair in job.done_ranks if pair[0] == job.generation} | {(event.generation, event.rank)}
+    return state.with_job(replace(job, done_ranks=tuple(sorted(done))))
+
+
 def job_ended(state: ClusterState, event: JobFinished | JobCancelled) -> ClusterState:
     """Its GPUs are free; failures of it that are still open are of no interest any more."""
     job = state.jobs.get(event.job)
@@ -78,8 +88,12 @@ def job_ended(state: ClusterState, event: JobFinished | JobCancelled) -> Cluster
     else:
         if event.generation != job.generation:
             return state
-        job = replace(job, status=JobStatus.FINISHED, iteration=event.iteration, reason="all iterations are done")
+        job = replace(job, status=JobStatus.FINISHED, iteration=event.iteration, reason=_success(job))
     return _absorb_own_failures(state.with_job(job), planned_change(event, job=event.job))
+
+
+def _success(job: JobState) -> str:
+    return "its command has ended with exit code 0 on all ranks" if job.spec.command else "all iterations are done"
 
 
 def _absorb_own_failures(state: ClusterState, incident: Incident) -> ClusterState:

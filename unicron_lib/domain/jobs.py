@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from math import isfinite
 from typing import ClassVar
@@ -16,11 +16,27 @@ POSITIVE = (
     *("distributed_timeout_minutes", "loss_spike_patience_iters"),
 )
 FINITE = (
-    *("weight", "transition_s", "lr", "min_lr", "weight_decay", "clip_grad", "pace_s", "restart_window_s"),
+    *("weight", "transition_s", "lr", "min_lr", "weight_decay", "clip_grad", "hidden_dropout", "pace_s", "restart_window_s"),
     *("hang_factor", "hang_patience_s", "distributed_timeout_minutes"),
 )
 SECTIONS = ("setup", "step", "eval", "checkpoint")
 """Sections of training whose longest silence a job's owner may set."""
+OF_A_COMMAND = ("working_dir", "env", "checkpoint_dir", "repair_tracker")
+OF_THE_TRAINER = (
+    *("num_layers", "hidden_size", "num_attention_heads", "seq_length", "vocab_size", "micro_batch_size", "global_batch_size"),
+    *("train_iters", "seed", "lr", "min_lr", "lr_warmup_iters", "weight_decay", "clip_grad"),
+    *("hidden_dropout", "params_dtype", "data_path"),
+    *("save_interval", "save_retain", "load", "log_interval", "pace_s"),
+)
+"""Keys that only a job with a command has, and those that it has not: they are our own trainer's."""
+OF_THE_AGENT = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
+        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+    }
+)
+"""Variables of a rank that are the agent's to set, as those are that begin with `UNICRON_` or `TORCHELASTIC_`."""
 MAX_WEIGHT = 1e6
 MAX_FLOPS = 1e24
 """Bounds that keep every sum of the objective finite."""
@@ -36,6 +52,11 @@ class JobSpec:
     one if it is given. Left out, the job's own measurements fill it. `pace_s` is a floor for the duration of one
     iteration, with which a toy model stands in for a large one. `load` "latest" goes on from the newest checkpoint of an
     earlier submission of the same name; without it each submission begins anew.
+
+    A job with a `command` is any program that torchrun could start; a first word `python` is the agent's own interpreter. It
+    has no keys of our trainer. It runs in `working_dir` ("": a directory of the job's own on each node), with `env` on top of
+    the agent's variables. `checkpoint_dir` is where it saves in Megatron-LM's layout, if it does: then its tracker file is
+    checked before each start, and with `repair_tracker` put back to the newest complete iteration.
     Raises ValueError with one sentence for a value that is out of range or contradicts another one.
     """
 
@@ -60,6 +81,12 @@ class JobSpec:
     throughput_flops: Mapping[int, float] = field(default_factory=dict)
     throughput_by_pool: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
+    command: tuple[str, ...] = ()
+    working_dir: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    checkpoint_dir: str = ""
+    repair_tracker: bool = False
+
     num_layers: int = 2
     hidden_size: int = 64
     num_attention_heads: int = 4
@@ -74,6 +101,7 @@ class JobSpec:
     lr_warmup_iters: int = 0
     weight_decay: float = 0.01
     clip_grad: float = 1.0
+    hidden_dropout: float = 0.0
     params_dtype: str = "float32"
     data_path: str = "builtin:sonnets"
     save_interval: int = 20
@@ -101,6 +129,10 @@ class JobSpec:
                 f"weight is {self.weight}, it must be greater than 0 and at most {MAX_WEIGHT:g}",
             ),
             (min(self.transition_s, self.pace_s, self.min_lr) < 0, "transition_s, pace_s and min_lr must not be negative"),
+            (
+                not 0 <= self.hidden_dropout < 1,
+                f"hidden_dropout is {self.hidden_dropout:g}, it must be at least 0 and less than 1",
+            ),
             (self.load not in {"", "latest"}, f'load is {self.load!r}, it must be "latest" or left out'),
             (min(self.max_restarts, self.restart_window_s) < 0, "max_restarts and restart_window_s must not be negative"),
             (self.min_gpus > most, f"min_gpus {self.min_gpus} is greater than max_gpus {self.max_gpus}"),
@@ -109,7 +141,7 @@ class JobSpec:
                 f"global_batch_size {self.global_batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}",
             ),
             (
-                self.min_gpus > batches,
+                self.min_gpus > batches and not self.command,
                 f"min_gpus {self.min_gpus} leaves ranks without work: a global batch has {batches} micro-batches",
             ),
             (
@@ -118,8 +150,28 @@ class JobSpec:
             ),
             (self.vocab_size < 256 and self.data_path.startswith("builtin:"), "byte tokens need a vocab_size of at least 256"),
             (self.params_dtype not in {"float32", "float64", "bfloat16"}, f"params_dtype {self.params_dtype!r} is unknown"),
+            *self._command_checks(),
             *self._throughput_checks(),
             *self._timeout_checks(),
+        )
+
+    def _command_checks(self) -> tuple[tuple[bool, str], ...]:
+        left = {field.name for field in fields(self) if getattr(self, field.name) == DEFAULTS[field.name]}
+        ignored = [key for key in OF_THE_TRAINER if key not in left]
+        alone = [key for key in OF_A_COMMAND if key not in left]
+        ours = [name for name in self.env if name in OF_THE_AGENT or name.startswith(("UNICRON_", "TORCHELASTIC_"))]
+        texts = (*self.command, self.working_dir, self.checkpoint_dir, *self.env.keys(), *self.env.values())
+        return (
+            (bool(self.command) and not self.command[0].strip(), "command has no program: write [python, train.py, ...]"),
+            (
+                bool(self.command and ignored),
+                f"it has a command, which knows nothing of {', '.join(ignored)}: leave that out, or give it as arguments",
+            ),
+            (bool(alone) and not self.command, f"{', '.join(alone)} means nothing without a command"),
+            (self.repair_tracker and not self.checkpoint_dir, "repair_tracker needs a checkpoint_dir"),
+            (any("\0" in text for text in texts), "command, directories and env must not contain a NUL character"),
+            (any(not name or "=" in name for name in self.env), "env maps names of variables, without =, to texts"),
+            (bool(ours), f"env sets {', '.join(sorted(ours))}, which the agent sets for each rank: leave that out"),
         )
 
     def _throughput_checks(self) -> tuple[tuple[bool, str], ...]:
@@ -174,18 +226,32 @@ class JobSpec:
 
     def sizes(self, num_gpus: int) -> tuple[int, ...]:
         """The numbers of GPUs, up to `num_gpus`, on which the job can run."""
-        most = min(num_gpus, self.num_micro_batches, self.max_gpus or num_gpus)
+        most = min(num_gpus, self._most(num_gpus))
         offered = self.throughput_flops or range(self.min_gpus, most + 1)
         return tuple(x for x in sorted(offered) if self.min_gpus <= x <= most)
 
     def admits(self, num_gpus: int) -> bool:
         """Whether the job's own limits allow that many GPUs."""
-        most = min(self.num_micro_batches, self.max_gpus or num_gpus)
-        return self.min_gpus <= num_gpus <= most
+        return self.min_gpus <= num_gpus <= self._most(num_gpus)
+
+    def _most(self, num_gpus: int) -> int:
+        """The most GPUs that it can use, `num_gpus` if nothing limits it. How a command shares its batch is its own affair."""
+        most = self.max_gpus or num_gpus
+        return most if self.command else min(most, self.num_micro_batches)
+
+    @property
+    def guards_loss(self) -> bool:
+        """Whether an anomaly of the loss takes it back: of a command we know neither checkpoints nor batches."""
+        return self.loss_guard and not self.command
 
     def layout(self, num_gpus: int) -> Layout:
         """The parallel layout on `num_gpus` GPUs: data parallelism only, for now."""
         return Layout(tp=1, pp=1, dp=num_gpus)
+
+
+DEFAULTS: Mapping[str, object] = {
+    it.name: it.default_factory() if it.default_factory is not MISSING else it.default for it in fields(JobSpec)
+}
 
 
 class JobStatus(StrEnum):
@@ -214,7 +280,8 @@ class JobState:
     where to begin, `measured` holds its own FLOP/s by number of GPUs in the pool `measured_in`, `stragglers` what slows its
     present generation down: the rank (or "job"), and the evidence. `skipped` are the batches that are left out because of what
     they did to the loss, `rolled_back_to` is the last iteration that the next start may go on from (None: any), and
-    `loss_spike` tells of a spike of the loss that may still pass.
+    `loss_spike` tells of a spike of the loss that may still pass. `done_ranks` are the pairs (generation, rank) of a command's
+    ranks that have ended well.
     """
 
     spec: JobSpec
@@ -234,6 +301,7 @@ class JobState:
     skipped: Ranges = ()
     rolled_back_to: int | None = None
     loss_spike: str = ""
+    done_ranks: tuple[tuple[int, int], ...] = ()
     submission: str = ""
     reason: str = ""
 
@@ -241,6 +309,13 @@ class JobState:
     def gpus(self) -> int:
         """GPUs that the job holds now."""
         return self.assignment.num_gpus if self.assignment else 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all ranks of the present generation of a command have ended well."""
+        placed = next((it for it in (self.pending, self.assignment) if it and it.generation == self.generation), None)
+        done = {rank for generation, rank in self.done_ranks if generation == self.generation}
+        return placed is not None and len(done) >= placed.num_gpus
 
     @property
     def wants_gpus(self) -> bool:

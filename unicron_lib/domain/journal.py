@@ -9,11 +9,13 @@ from typing import Any
 from unicron_lib.domain import events as e
 from unicron_lib.domain.carrying_out import plan_decided, recovery_completed, step_completed
 from unicron_lib.domain.cluster import ClusterState
-from unicron_lib.domain.failing import failure_detected, fault_injected, incident_dismissed, job_resumed
+from unicron_lib.domain.diagnosed import IncidentDiagnosed
+from unicron_lib.domain.failing import failure_detected, fault_injected, incident_diagnosed, incident_dismissed, job_resumed
 from unicron_lib.domain.job_life import (
     job_ended,
     job_submitted,
     loss_spiked,
+    rank_done,
     rebalance_due,
     straggler_changed,
     throughput_measured,
@@ -29,6 +31,7 @@ from unicron_lib.domain.nodes import (
     node_settled,
     node_suspected,
 )
+from unicron_lib.domain.rank_done import RankDone
 
 FOLDS: Mapping[type[e.Event], Callable[[ClusterState, Any], ClusterState]] = MappingProxyType(
     {
@@ -43,6 +46,7 @@ FOLDS: Mapping[type[e.Event], Callable[[ClusterState, Any], ClusterState]] = Map
         e.FaultInjected: fault_injected,
         e.JobResumed: job_resumed,
         e.IncidentDismissed: incident_dismissed,
+        IncidentDiagnosed: incident_diagnosed,
         e.BreakerTripped: breaker_tripped,
         e.BreakerReset: breaker_reset,
         e.JobSubmitted: job_submitted,
@@ -51,6 +55,7 @@ FOLDS: Mapping[type[e.Event], Callable[[ClusterState, Any], ClusterState]] = Map
         e.StragglerDetected: straggler_changed,
         e.StragglerCleared: straggler_changed,
         e.LossSpiked: loss_spiked,
+        RankDone: rank_done,
         e.JobFinished: job_ended,
         e.JobCancelled: job_ended,
         e.PlanDecided: plan_decided,

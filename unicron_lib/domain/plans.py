@@ -75,11 +75,27 @@ STEP_ORDER = (StepKind.DRAIN, StepKind.STOP, StepKind.RESTORE, StepKind.LAUNCH, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Ranks of earlier generations on the GPUs `kept` live on in a new one: with their process, and with their memory.
+
+    They park at once to `abort` what has failed, else together at an iteration's end. `condemned` ranks are known to hang.
+    """
+
+    kept: tuple[Slot, ...]
+    abort: bool
+    condemned: tuple[int, ...] = ()
+
+    def gpus_on(self, node: str) -> tuple[int, ...]:
+        """Those of the GPUs that are on `node`."""
+        return tuple(slot.gpu for slot in self.kept if slot.node == node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One idempotent step; `id` derives from the plan and the content and is the key of its effect.
 
     `generation` is the one that the step makes ready (LAUNCH, ...) or everything below it (DRAIN, STOP).
-    `nodes` are those that the step talks to.
+    `nodes` are those that the step talks to. With a `hold`, DRAIN and STOP leave ranks alive for LAUNCH to take over.
     """
 
     id: str
@@ -87,6 +103,7 @@ class Step:
     job: str
     generation: int
     nodes: tuple[str, ...] = ()
+    hold: Hold | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

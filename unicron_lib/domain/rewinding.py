@@ -58,7 +58,7 @@ def _rewind(job: JobState, failures: Iterable[Failure]) -> Rewind | None:
         failure.spoiled
         for failure in failures
         if failure.spoiled and failure.kind is ErrorKind.LOSS_ANOMALY and failure.job == job.spec.job
-        if failure.generation == job.generation and job.spec.loss_guard
+        if failure.generation == job.generation and job.spec.guards_loss
     ]
     if not spoiled:
         return None

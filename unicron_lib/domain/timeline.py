@@ -49,6 +49,7 @@ def _lost(plan: PlanState | None, incident: Incident, job: str) -> int:
     reached = [f.iteration for f in incident.failures if f.job == job and f.iteration is not None]
     if plan is None or not reached:
         return 0
-    step = next((s for s in plan.plan.steps if s.job == job and s.kind is StepKind.RESTORE), None)
-    restored = plan.results.get(step.id, {}).get("iteration") if step else None
-    return max(0, max(reached) - int(restored)) if restored is not None else 0
+    told = {step.kind: plan.results.get(step.id, {}) for step in plan.plan.steps if step.job == job}
+    restored = told.get(StepKind.RESTORE, {}).get("iteration")
+    went_on_after = told.get(StepKind.RESUME, {}).get("went_on_after", restored)
+    return max(0, max(reached) - int(went_on_after)) if went_on_after is not None else 0

@@ -192,5 +192,5 @@ def _next_generation(job: JobState, slots: tuple[Slot, ...]) -> Assignment:
 def _completed(state: ClusterState, plan: Plan, *, freed: Sequence[str]) -> Plan:
     """The plan with its id, which derives from its content, and its steps; `freed` are jobs that have ended."""
     content = (plan.kind, *plan.incidents, plan.attempt, plan.basis_seq, *plan.assignments, plan.paused, sorted(plan.stopped))
-    plan_id = content_id("plan", *content)
-    return replace(plan, id=plan_id, steps=transition.steps(state, plan_id, plan.assignments, (*plan.paused, *freed)))
+    plan = replace(plan, id=content_id("plan", *content))
+    return replace(plan, steps=transition.steps(state, plan, (*plan.paused, *freed)))

@@ -165,10 +165,9 @@ class Scene:
         slots = current_slots(job)
         lost = sum(slot.node not in self.state.nodes or self.state.nodes[slot.node].status is NodeStatus.LOST for slot in slots)
         gone = max(lost, job.spec.job in self.respond.faulted)
-        origin = transition_cost.source(moves=True, has_replica=gone < len(slots))
-        return transition_cost.transition_s(
-            transition_cost.move_of(job.spec, profile.flops(len(slots))), origin, self.bandwidths
-        )
+        move = transition_cost.move_of(job.spec, profile.flops(len(slots)))
+        origin = transition_cost.source(move, moves=True, has_replica=gone < len(slots), bandwidths=self.bandwidths)
+        return transition_cost.transition_s(move, origin, self.bandwidths)
 
     @property
     def home(self) -> dict[str, str]:

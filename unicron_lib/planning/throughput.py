@@ -87,7 +87,12 @@ def table(spec: JobSpec, profile: Profile, *, num_gpus: int, granularity_gpus: i
 
 
 def _modelled(spec: JobSpec, device: Device) -> Callable[[int], float]:
-    """What the model says of a real job: in the layout that the trainer gives it, whether or not we know its memory."""
+    """What the model says of a real job: in the layout that the trainer gives it, whether or not we know its memory.
+
+    Of a command nothing is known: twice the GPUs are taken to be twice as fast.
+    """
+    if spec.command:
+        return lambda size: size * device.peak_flops * device.efficiency
     model = model_of(spec)
     return lambda size: model_flops(model, device, Candidate(layout=spec.layout(size), micro_batch=spec.micro_batch_size))
 

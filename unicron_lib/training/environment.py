@@ -1,6 +1,6 @@
 """What the agent tells a rank: torchrun's variables and Unicron's own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,10 @@ from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.skipping import Ranges
 from unicron_lib.errors import UserError
 
+OPTIONAL = ("UNICRON_RESTORE_FROM", "UNICRON_SKIPPED_BATCHES", BEAT_FILE)
+"""Variables that a generation may lack: those of an earlier one mean nothing in it."""
+LOG_FILE = "UNICRON_LOG_FILE"
+"""Where a rank's output goes; one that was started writes there already, one that changes its place goes over to it."""
 _spec: TypeAdapter[JobSpec] = TypeAdapter(JobSpec)
 _ranges: TypeAdapter[Ranges] = TypeAdapter(Ranges)
 
@@ -41,6 +45,14 @@ class RankEnvironment:
     def job(self) -> str:
         """The job's name."""
         return self.spec.job
+
+
+def replace_environment(variables: MutableMapping[str, str], given: Mapping[str, str]) -> RankEnvironment:
+    """Make a process's `variables` those of another place in its job; raises UserError as `read_environment` does."""
+    for name in OPTIONAL:
+        variables.pop(name, None)
+    variables.update(given)
+    return read_environment(variables)
 
 
 def read_environment(variables: Mapping[str, str]) -> RankEnvironment:

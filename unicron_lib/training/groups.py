@@ -1,8 +1,12 @@
-"""The ranks of a generation: how they find each other, sum gradients, and part."""
+"""The ranks of a generation: how they find each other, what they do together, and how they part."""
 
 import gc
 import os
 import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 
 import psutil
@@ -11,17 +15,13 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from unicron_lib.training.environment import RankEnvironment
+from unicron_lib.training.peers import CollectiveFailed, Parked
 
 STORE_TIMEOUT_S = 60.0
 """For calls of the rendezvous store."""
-
-
-class CollectiveFailed(Exception):
-    """A peer is gone or out of reach. Holds words only: a traceback would keep the broken group's sockets open."""
-
-    def __init__(self, error_type: str, message: str) -> None:
-        super().__init__(message)
-        self.error_type = error_type
+REACH_S, RETRY_S = 1.0, 0.1
+ATTEMPTS_S = (2.0, 10.0, 60.0)
+"""For one attempt to become its client: nothing but its end breaks it off, and torch asks the DNS for names on the way."""
 
 
 class Bulletin:
@@ -32,20 +32,72 @@ class Bulletin:
 
     def post(self, name: str, value: str) -> None:
         """Tell the others; raises CollectiveFailed when the store is gone."""
-        try:
+        with _failing():
             self._store.set(name, value)
-        except RuntimeError as error:
-            raise CollectiveFailed(type(error).__name__, str(error)) from None
 
     def read(self, name: str, *, timeout_s: float) -> str | None:
         """Wait for a notice, None if it does not come in time; raises CollectiveFailed when the store is gone."""
-        try:
-            self._store.wait([name], timedelta(seconds=timeout_s))
+        with _failing():
+            try:
+                self._store.wait([name], timedelta(seconds=timeout_s))
+            except dist.DistStoreError:
+                return None
             return str(self._store.get(name).decode())
-        except dist.DistStoreError:
-            return None
-        except RuntimeError as error:
-            raise CollectiveFailed(type(error).__name__, str(error)) from None
+
+
+class TorchPeers:
+    """The ranks of torch's default process group: gloo, and NCCL for what is on a GPU. Fails once `is_given_up`."""
+
+    def __init__(self, device: torch.device, *, is_given_up: Callable[[], bool] = lambda: False) -> None:
+        self._device = device
+        self._is_given_up = is_given_up
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        """All-reduce `tensor` in place; raises CollectiveFailed, and then its content is worthless."""
+        with self._done():
+            dist.all_reduce(tensor)
+
+    def exchange(self, mine: bytes) -> list[bytes]:
+        """All-gather of bytes, in host memory; raises CollectiveFailed."""
+        with _failing():
+            sizes = self._gather(torch.tensor([len(mine)]))
+            longest = max(int(size) for size in sizes)
+            padded = torch.frombuffer(bytearray(mine.ljust(longest + 1, b"\0")), dtype=torch.uint8)
+            found = self._gather(padded)
+        return [data.numpy().tobytes()[: int(size)] for size, data in zip(sizes, found, strict=True)]
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """Give `tensor` to a rank; raises CollectiveFailed."""
+        with self._done():
+            dist.send(tensor, to)
+
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        """Fill `tensor` with what `source` sends; raises CollectiveFailed, and then its content is worthless."""
+        with self._done():
+            dist.recv(tensor, source)
+
+    def _gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        found = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(found, mine)
+        return found
+
+    @contextmanager
+    def _done(self) -> Iterator[None]:
+        """NCCL only enqueues: its work is done once the GPU is through with it, which says nothing of an abort."""
+        with _failing():
+            yield
+            finish_own_work(self._device)
+        if self._device.type == "cuda" and self._is_given_up():
+            raise CollectiveFailed("DistBackendError", "the collective was aborted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """The ranks of a generation, together."""
+
+    peers: TorchPeers
+    bulletin: Bulletin
 
 
 def choose_device(local_rank: int) -> torch.device:
@@ -58,28 +110,27 @@ def choose_device(local_rank: int) -> torch.device:
     return torch.device("cpu")
 
 
-def join(env: RankEnvironment, device: torch.device) -> Bulletin:
-    """Meet the other ranks of the generation and form the process group; raises CollectiveFailed.
+def join(env: RankEnvironment, device: torch.device, *, is_given_up: Callable[[], bool] = lambda: False) -> Meeting:
+    """Meet the other ranks of the generation and form the process group.
 
-    gloo cannot be aborted: whoever waits for a stopped peer waits as long as the job's `distributed_timeout_minutes`, unless
-    the agent kills the peer.
+    Raises CollectiveFailed, also when the process's connections are broken meanwhile, and Parked once `is_given_up`.
     """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_towards(env.master_addr))
     # 2: abort what hangs but leave the process alone, which has a state to save
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     prefix = f"{env.job}/g{env.generation}"
-    try:
-        stores = [_connect(env) for _ in range(2)]  # a store's client serves one waiting call at a time
+    with _failing():
+        stores = [_connect(env, is_given_up) for _ in range(2)]  # a store's client serves one waiting call at a time
         dist.init_process_group(
-            backend="nccl" if device.type == "cuda" else "gloo",
+            backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=PrefixStore(f"{prefix}/groups", stores[0]),
             rank=env.rank,
             world_size=env.world_size,
             timeout=timedelta(minutes=env.spec.distributed_timeout_minutes),
         )
-    except RuntimeError as error:
-        raise CollectiveFailed(type(error).__name__, str(error)) from None
-    return Bulletin(PrefixStore(f"{prefix}/bulletin", stores[1]))
+        return Meeting(
+            peers=TorchPeers(device, is_given_up=is_given_up), bulletin=Bulletin(PrefixStore(f"{prefix}/bulletin", stores[1]))
+        )
 
 
 def finish_own_work(device: torch.device) -> None:
@@ -88,12 +139,13 @@ def finish_own_work(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def sum_over_ranks(buffer: torch.Tensor) -> None:
-    """All-reduce `buffer` in place; raises CollectiveFailed, and then its content is worthless."""
-    try:
-        dist.all_reduce(buffer)
-    except RuntimeError as error:
-        raise CollectiveFailed(type(error).__name__, str(error)) from None
+def abort_groups() -> None:
+    """From another thread, have what waits for NCCL's communicators fail. gloo's groups end with their connections."""
+    if torch.cuda.is_available() and dist.is_initialized():
+        with suppress(RuntimeError, AssertionError):  # the main thread may be leaving the group by itself
+            group = dist.group.WORLD
+            assert group is not None
+            group._get_backend(torch.device("cuda")).abort()  # noqa: SLF001 - torch has no other way to one backend
 
 
 def leave() -> None:
@@ -101,6 +153,8 @@ def leave() -> None:
     gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
+    # torch's names for groups count the attempts: ranks that have made more than others would never find each other again
+    dist.distributed_c10d._world.group_count = 0  # noqa: SLF001 - as destroy_process_group does, but for failed attempts, too
     gc.collect()
 
 
@@ -115,6 +169,48 @@ def interface_towards(address: str) -> str:
     return "lo"
 
 
-def _connect(env: RankEnvironment) -> TCPStore:
-    timeout = timedelta(seconds=STORE_TIMEOUT_S)
-    return TCPStore(env.master_addr, env.master_port, is_master=False, timeout=timeout)
+@contextmanager
+def _failing() -> Iterator[None]:
+    """What torch raises becomes CollectiveFailed, which keeps no group alive, but for errors of the rank's own device."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except RuntimeError as error:
+        raise CollectiveFailed(type(error).__name__, str(error)) from None
+
+
+def _connect(env: RankEnvironment, is_given_up: Callable[[], bool]) -> TCPStore:
+    """A client of the generation's store. torch tries again and again whatever is broken, and hears nobody meanwhile."""
+    _until_reachable(env, is_given_up)
+    for timeout_s in ATTEMPTS_S:
+        _refuse_if(is_given_up())
+        try:
+            store = TCPStore(env.master_addr, env.master_port, is_master=False, timeout=timedelta(seconds=timeout_s))
+        except dist.DistError:
+            if timeout_s == ATTEMPTS_S[-1]:
+                raise
+        else:
+            store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
+            return store
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _until_reachable(env: RankEnvironment, is_given_up: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + STORE_TIMEOUT_S
+    while True:
+        _refuse_if(is_given_up())
+        try:
+            socket.create_connection((env.master_addr, env.master_port), timeout=REACH_S).close()
+        except OSError as error:
+            if time.monotonic() > deadline:
+                where = f"{env.master_addr}:{env.master_port}"
+                raise CollectiveFailed(type(error).__name__, f"the rendezvous store at {where} is out of reach") from None
+            time.sleep(RETRY_S)
+        else:
+            return
+
+
+def _refuse_if(given_up: bool) -> None:  # noqa: FBT001 - it reads as a sentence
+    if given_up:
+        raise Parked("the rank was told to park before it had met the others")

@@ -14,13 +14,16 @@ from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.skipping import Ranges
 from unicron_lib.errors import StaleGeneration
 from unicron_lib.training.data import open_corpus, sample_order, share
+from unicron_lib.training.effort import Effort
 from unicron_lib.training.environment import RankEnvironment
 from unicron_lib.training.flops import iteration_flops
-from unicron_lib.training.groups import finish_own_work, sum_over_ranks
+from unicron_lib.training.groups import finish_own_work
+from unicron_lib.training.handover import Memory, Origin
 from unicron_lib.training.ledger import Entry, Ledger
 from unicron_lib.training.link import AgentLink
 from unicron_lib.training.optimizer import learning_rate
-from unicron_lib.training.position import Position
+from unicron_lib.training.peers import Parked, Peers
+from unicron_lib.training.reduction import sum_buckets
 from unicron_lib.training.replica import Reduced, Replica
 from unicron_lib.training.saver import Saver
 
@@ -42,53 +45,69 @@ class Work:
         self._world_size = world_size
         self._corpus = open_corpus(spec)
         self._order = sample_order(spec, self._corpus, skipped)
-        self._micro_batches = share(spec.num_micro_batches, rank=rank, world_size=world_size)
+        self.micro_batches = share(spec.num_micro_batches, rank=rank, world_size=world_size)
 
     @property
     def fair_share(self) -> float:
         """Micro-batches of a rank if all had equally many, over those that this one has."""
-        return self._spec.num_micro_batches / self._world_size / max(1, len(self._micro_batches))
+        return self._spec.num_micro_batches / self._world_size / max(1, len(self.micro_batches))
 
-    def add_gradients(self, replica: Replica, iteration: int, mark: Callable[[], None] = lambda: None) -> None:
-        """Clear the replica's buffer and add the rank's part of the iteration's gradient to it; a `mark` a micro-batch."""
-        replica.begin()
-        samples = self._order.samples(iteration)
+    def part_of(self, num_micro_batches: int) -> float:
+        """So many micro-batches as a part of an even share, at most 1."""
+        return min(1.0, num_micro_batches * self._world_size / self._spec.num_micro_batches)
+
+    def do(self, replica: Replica, effort: Effort, poll: Callable[[], None] = lambda: None) -> None:
+        """Add the gradients of the micro-batches that are to do; `poll` is called before each, and may raise."""
+        with replica.sparing(effort.reduced if effort.todo else ()):
+            for micro_batch in tuple(effort.todo):
+                poll()
+                self._add_gradients(replica, effort.iteration, micro_batch)
+                effort.finish(micro_batch)
+
+    def _add_gradients(self, replica: Replica, iteration: int, micro_batch: int) -> None:
         size = self._spec.micro_batch_size
-        for micro_batch in self._micro_batches:
-            first = micro_batch * size
-            taken = samples[first : first + size]
-            tokens = torch.stack([torch.frombuffer(bytearray(self._corpus.sample(s)), dtype=torch.uint8) for s in taken])
-            replica.add_micro_batch(taken, tokens.to(replica.device, torch.int64), first=first)
-            mark()
+        first = micro_batch * size
+        taken = self._order.samples(iteration)[first : first + size]
+        tokens = torch.stack([torch.frombuffer(bytearray(self._corpus.sample(s)), dtype=torch.uint8) for s in taken])
+        replica.add_micro_batch(taken, tokens.to(replica.device, torch.int64), iteration=iteration, first=first)
 
 
 class Loop:
-    """Runs a rank's iterations. `position` is right at any moment, also after an exception."""
+    """Runs a rank's iterations in one generation, after the hand-over.
+
+    `memory` is right at any moment, also after CollectiveFailed and Parked: the next generation goes on with it. `origin` is
+    told with all progress.
+    """
 
     def __init__(
         self,
         env: RankEnvironment,
         *,
-        replica: Replica,
+        memory: Memory,
+        peers: Peers,
         work: Work,
         saver: Saver,
         link: AgentLink,
         beats: BeatWriter,
-        position: Position,
+        origin: Origin,
     ) -> None:
         self._env = env
         self._beats = beats
         self._spec = env.spec
-        self._replica = replica
+        self._memory = memory
+        self._replica, self._effort, self._position = memory.replica, memory.effort, memory.position
+        self._peers = peers
         self._work = work
         self._saver = saver
         self._link = link
-        self._position = position
-        self._last_save = position.iteration
+        self._origin = origin
         self._flops = iteration_flops(env.spec)
 
     def run(self, ledger: Ledger) -> bool:
-        """Train; True when the last iteration is done, False when a drain has stopped all ranks before it."""
+        """Train; True when the last iteration is done, False when a drain has stopped all ranks before it.
+
+        Raises CollectiveFailed when a peer is lost, and Parked when the agent wants this rank to leave its iteration.
+        """
         ended = time.monotonic()
         while self._position.iteration + 1 < self._spec.train_iters:
             started, iteration = ended, self._position.iteration + 1
@@ -96,13 +115,15 @@ class Loop:
             reduced, compute_s = self._iterate(iteration, started)
             ledger.write(Entry(iteration=iteration, samples=reduced.samples, loss=reduced.loss))
             ended = time.monotonic()
-            self._beats.complete(iteration, ended - started)
-            self._report(reduced, ended - started, compute_s)
+            # 0: not measured, it was done by several generations
+            iteration_s = 0.0 if reduced.is_resumed else ended - started
+            self._beats.complete(iteration, iteration_s)
+            self._report(reduced, iteration_s, compute_s)
             is_last = iteration + 1 == self._spec.train_iters
             if reduced.stop and not is_last:
                 return False
             if reduced.save and not is_last:
-                self._last_save = iteration
+                self._memory.saved = iteration
                 self._beats.mark(Section.CHECKPOINT)
                 self._saver.begin(self._position, self._replica.state())
                 ended = time.monotonic()
@@ -112,39 +133,75 @@ class Loop:
         """One iteration: the parameters change only once all ranks' gradients have arrived. Also what its own part took."""
         if self._saver.is_stale:
             raise StaleGeneration(f"generation {self._env.generation} of job {self._env.job} was replaced")
-        compute_s = self._compute(iteration, started)
-        fault = self._link.take_fault()
-        if fault == "raise":
-            raise injected(self._link.injected_text or f"InjectedError: injected in iteration {iteration}")
-        self._replica.flag(stop=self._link.is_draining, save=self._is_save_due(iteration), spoil=fault == "nan")
+        effort = self._effort
+        if effort.iteration != iteration:
+            self._replica.begin()
+            effort.begin(iteration, self._work.micro_batches)
+        compute_s = self._compute(started)
+        self._flag(iteration)
         self._mark(Section.COLLECTIVE)
-        sum_over_ranks(self._replica.buffer)
-        reduced = self._replica.reduced()
+        sum_buckets(self._replica, self._peers, effort, generation=self._env.generation, poll=self._poll)
+        reduced = replace(
+            self._replica.reduced(), generation=effort.reduced[self._replica.last_bucket], is_resumed=effort.is_resumed
+        )
         self._mark(Section.STEP)
         norm = self._replica.step(iteration)
-        self._position.iteration, self._position.loss = iteration, reduced.loss
-        return replace(reduced, grad_norm=norm), compute_s
+        self._position.iteration, self._position.loss, self._position.generation = iteration, reduced.loss, self._env.generation
+        effort.clear()
+        # who wanted the others to stop in an earlier generation has got what it wanted: this generation
+        stop = reduced.stop and reduced.generation == self._env.generation
+        return replace(reduced, grad_norm=norm, stop=stop), compute_s
 
-    def _compute(self, iteration: int, started: float) -> float:
-        """The rank's own part of an iteration; seconds that it would take if all ranks had equally many micro-batches."""
+    def _compute(self, started: float) -> float:
+        """The rank's own part of an iteration; seconds that it would take if all ranks had equally many micro-batches.
+
+        0, not measured, if the iteration was begun in an earlier generation.
+        """
+        part = self._work.part_of(len(self._effort.todo)) if self._effort.is_resumed else 1.0
         began = time.monotonic()
-        self._work.add_gradients(self._replica, iteration, self._beats.mark)
+        self._work.do(self._replica, self._effort, self._poll)
         finish_own_work(self._replica.device)
         compute_s = (time.monotonic() - began) * self._work.fair_share
         # the pace comes before the all-reduce, so that a drain that arrives meanwhile stops this iteration, not the next
-        time.sleep(max(0.0, self._spec.pace_s - (time.monotonic() - started)))
+        self._pause(part * self._spec.pace_s - (time.monotonic() - started))
         delay_s = (self._link.slowness - 1.0) * (time.monotonic() - started)
-        time.sleep(delay_s)
-        return max(compute_s, self._spec.pace_s) + delay_s
+        self._pause(delay_s)
+        return 0.0 if self._effort.is_resumed else max(compute_s, self._spec.pace_s) + delay_s
+
+    def _flag(self, iteration: int) -> None:
+        """Tell the others what they have to know, unless that is summed already: then an order or fault waits an iteration."""
+        if self._replica.last_bucket in self._effort.reduced:
+            return
+        fault = self._link.take_fault()
+        if fault == "raise":
+            raise injected(self._link.injected_text or f"InjectedError: injected in iteration {iteration}")
+        self._replica.flag(stop=self._is_to_stop, save=self._is_save_due(iteration), spoil=fault == "nan")
+        if fault == "spike" and not self._effort.is_resumed:
+            self._replica.turn_around()
+
+    def _poll(self) -> None:
+        """A sign of life, and the place where the agent can make this rank leave an iteration."""
+        if self._link.wants_park:
+            raise Parked(f"iteration {self._effort.iteration}: {len(self._effort.done)} micro-batches are kept")
+        self._beats.mark()
+
+    def _pause(self, seconds: float) -> None:
+        if seconds > 0.0:
+            self._link.rest(seconds)
+            self._poll()
+
+    @property
+    def _is_to_stop(self) -> bool:
+        return self._link.is_draining or self._link.is_parking
 
     def _mark(self, section: Section) -> None:
         """A drain has a deadline of its own."""
-        self._beats.mark(Section.DRAINING if self._link.is_draining else section)
+        self._beats.mark(Section.DRAINING if self._is_to_stop else section)
 
     def _is_save_due(self, iteration: int) -> bool:
         """Rank 0 decides for all: a save whose turn came while another was in flight is made up for."""
         interval = self._spec.save_interval
-        is_due = (iteration + 1) // interval > (self._last_save + 1) // interval
+        is_due = (iteration + 1) // interval > (self._memory.saved + 1) // interval
         return self._env.rank == 0 and is_due and not self._saver.is_busy
 
     def _report(self, reduced: Reduced, iteration_s: float, compute_s: float) -> None:
@@ -156,11 +213,16 @@ class Loop:
             iteration=iteration,
             loss=reduced.loss,
             iteration_s=iteration_s,
-            flops=self._flops / iteration_s,
+            flops=self._flops / iteration_s if iteration_s else 0.0,
             world_size=self._env.world_size,
             at=time.time(),
             compute_s=compute_s,
             grad_norm=reduced.grad_norm,
+            source=self._origin.source,
+            copied_bytes=self._origin.copied_bytes,
+            copy_s=self._origin.copy_s,
+            kept_micro_batches=self._origin.kept_micro_batches,
+            recomputed_micro_batches=self._origin.recomputed_micro_batches,
         )
         self._link.send(progress)
         if (iteration + 1) % self._spec.log_interval == 0:

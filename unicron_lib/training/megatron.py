@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from unicron_lib.domain.jobs import JobSpec
 
@@ -63,19 +64,36 @@ def build_model(spec: JobSpec, device: torch.device) -> torch.nn.Module:
     """A GPT model on `device`, with the initial parameters of the job's seed: the same in every layout."""
     layer = get_gpt_layer_local_spec()
     layer.submodules.self_attention.submodules.core_attention = SdpaAttention
-    model = GPTModel(
-        config=_config(spec),
-        transformer_layer_spec=layer,
-        vocab_size=spec.vocab_size,
-        max_sequence_length=spec.seq_length,
-        share_embeddings_and_output_weights=True,
-        position_embedding_type="learned_absolute",
-        pg_collection=_groups_of_one(),
-    ).to(device=device, dtype=DTYPES[spec.params_dtype])
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            _initialize(name, parameter, spec)
+    with _default_group():
+        model = GPTModel(
+            config=_config(spec),
+            transformer_layer_spec=layer,
+            vocab_size=spec.vocab_size,
+            max_sequence_length=spec.seq_length,
+            share_embeddings_and_output_weights=True,
+            position_embedding_type="learned_absolute",
+            pg_collection=_groups_of_one(),
+        ).to(device=device, dtype=DTYPES[spec.params_dtype])
+    initialize(model, spec)
     return model  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def initialize(model: torch.nn.Module, spec: JobSpec) -> None:
+    """Give the model the initial parameters of the job's seed."""
+    for name, parameter in model.named_parameters():
+        _initialize(name, parameter, spec)
+
+
+@contextmanager
+def dropout_of(spec: JobSpec, device: torch.device, place: str) -> Iterator[None]:
+    """In the block, what dropout leaves out depends on the job's seed and `place` only; nothing else is changed by it."""
+    if not spec.hidden_dropout:
+        yield
+        return
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(_seed(spec.seed, f"dropout/{place}"))
+        yield
 
 
 def loss_of(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
@@ -92,10 +110,24 @@ def _groups_of_one() -> ProcessGroupCollection:
     """The rank's model-parallel groups: tensor and pipeline parallelism of 1, for now.
 
     `parallel_state.initialize_model_parallel` forms some thirty gloo groups, two threads and a socket to every peer
-    each; the model needs one.
+    each. The model needs none: with a group of one, megatron asks for nothing but its size. So the model outlives the
+    groups of its rank's generations.
     """
-    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    alone = dist.ProcessGroup(0, 1)  # type: ignore[call-arg]
     return ProcessGroupCollection(**dict.fromkeys(("tp", "pp", "cp", "tp_cp", "embd", "pos_embd", "ep", "expt_tp"), alone))
+
+
+@contextmanager
+def _default_group() -> Iterator[None]:
+    """While the model is built, torch has a default group: without one megatron forgets the groups that it is given."""
+    if dist.is_initialized():
+        yield
+        return
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def _config(spec: JobSpec) -> TransformerConfig:
@@ -104,7 +136,7 @@ def _config(spec: JobSpec) -> TransformerConfig:
         num_layers=spec.num_layers,
         hidden_size=spec.hidden_size,
         num_attention_heads=spec.num_attention_heads,
-        hidden_dropout=0.0,
+        hidden_dropout=spec.hidden_dropout,
         attention_dropout=0.0,
         params_dtype=dtype,
         pipeline_dtype=dtype,

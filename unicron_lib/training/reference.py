@@ -12,6 +12,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.errors import UserError
+from unicron_lib.training.effort import Effort
 from unicron_lib.training.groups import choose_device, leave
 from unicron_lib.training.loop import Work
 from unicron_lib.training.replica import Replica
@@ -23,9 +24,11 @@ def losses(spec: JobSpec) -> Iterator[float]:
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     try:
-        replica, work = Replica(spec, device), Work(spec, rank=0, world_size=1)
+        replica, work, effort = Replica(spec, device), Work(spec, rank=0, world_size=1), Effort()
         for iteration in range(spec.train_iters):
-            work.add_gradients(replica, iteration)
+            replica.begin()
+            effort.begin(iteration, work.micro_batches)
+            work.do(replica, effort)
             reduced = replica.reduced()
             replica.step(iteration)
             yield reduced.loss

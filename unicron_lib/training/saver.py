@@ -3,8 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -14,11 +14,13 @@ from unicron_lib.domain.plans import Layout
 from unicron_lib.errors import CheckpointError, StaleGeneration, StoreError
 from unicron_lib.training.environment import RankEnvironment
 from unicron_lib.training.position import Position
-from unicron_lib.training.shards import own_share, snapshot, to_bytes
+from unicron_lib.training.shards import own_share, to_bytes
 
 log = logging.getLogger(__name__)
 SHARDS_DEADLINE_S = 60.0
 """How long rank 0 waits for the other ranks' shards before it gives the save up."""
+POLL_S = 0.02
+"""How often who waits for a save looks whether it is to wait no more."""
 REACH = 2
 """Checkpoints are kept so many times the patience with a spike back: it takes a while until the ranks are told."""
 
@@ -29,7 +31,10 @@ class Copy:
 
     iteration: int
     loss: float
-    tensors: Mapping[str, torch.Tensor]
+    data: bytearray
+    names: tuple[str, ...]
+    blocking_s: float = 0.0
+    began: float = field(default_factory=time.monotonic)
 
 
 class Saver:
@@ -39,6 +44,9 @@ class Saver:
         self._repository = repository
         self._env = env
         self._thread: threading.Thread | None = None
+        self._memory: bytearray | None = None
+        self._is_saved = False
+        self._given_up = threading.Event()
         self._committed_at = time.monotonic()
         self.committed: str | None = env.restore_from
         self.is_stale = False
@@ -53,19 +61,25 @@ class Saver:
         if self.is_busy:
             log.warning("iteration %d is not saved: the previous save is still in flight", position.iteration)
             return
-        copy = self._copy(position, state)
-        self._thread = threading.Thread(target=self._save, args=(copy,), name="save", daemon=True)
-        self._thread.start()
+        self._start(self._copy(position, state))
 
-    def save_now(self, position: Position, state: Mapping[str, torch.Tensor]) -> bool:
-        """Upload this rank's share of the state, and on rank 0 commit; False if that failed. Waits for a save in flight."""
-        if self._thread is not None:
-            self._thread.join()
-        return self._save(self._copy(position, state))
+    def save_now(self, position: Position, state: Mapping[str, torch.Tensor], poll: Callable[[], None] = lambda: None) -> bool:
+        """Upload this rank's share of the state, and on rank 0 commit; False if that failed. Waits for a save in flight.
+
+        `poll` is called again and again meanwhile, and may raise: the save then goes on in the background.
+        """
+        self._await(poll)
+        self._start(self._copy(position, state))
+        self._await(poll)
+        return self._is_saved
+
+    def give_up(self) -> None:
+        """Wait no more for other ranks' shards: who has not written its own yet will not."""
+        self._given_up.set()
 
     def save_replica(self, position: Position, state: Mapping[str, torch.Tensor]) -> str | None:
         """Save the whole state alone, as one shard, and commit it; the manifest's key, None if it failed."""
-        copy = Copy(iteration=position.iteration, loss=position.loss, tensors=state)
+        copy = Copy(iteration=position.iteration, loss=position.loss, data=to_bytes(state), names=tuple(state))
         try:
             shard = self._put(copy, save=f"replica-{self._env.rank}", rank=0)
             return self._repository.commit(self._manifest(copy, (shard,)))
@@ -73,12 +87,32 @@ class Saver:
             log.warning("the replica of iteration %d is not saved: %s", position.iteration, error)
             return None
 
-    def _copy(self, position: Position, state: Mapping[str, torch.Tensor]) -> Copy:
-        mine = own_share(state, rank=self._env.rank, world_size=self._env.world_size)
-        return Copy(iteration=position.iteration, loss=position.loss, tensors=snapshot(mine))
+    def _start(self, copy: Copy) -> None:
+        self._thread = threading.Thread(target=self._save, args=(copy,), name="save", daemon=True)
+        self._thread.start()
 
-    def _save(self, copy: Copy) -> bool:
+    def _await(self, poll: Callable[[], None]) -> None:
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(POLL_S)
+            poll()
+
+    def _copy(self, position: Position, state: Mapping[str, torch.Tensor]) -> Copy:
+        began = time.monotonic()
+        mine = own_share(state, rank=self._env.rank, world_size=self._env.world_size)
+        # no save is in flight now, so nobody reads the last one's memory any more
+        data = self._memory = to_bytes(mine, self._memory)
+        return Copy(
+            iteration=position.iteration,
+            loss=position.loss,
+            data=data,
+            names=tuple(mine),
+            blocking_s=time.monotonic() - began,
+            began=began,
+        )
+
+    def _save(self, copy: Copy) -> None:
         started = time.monotonic()
+        self._is_saved = False
         try:
             self._put(copy, save="all", rank=self._env.rank)
             if self._env.rank == 0:
@@ -91,8 +125,7 @@ class Saver:
             log.warning("iteration %d is not saved, the newest checkpoint is %.0f s old: %s", copy.iteration, age, error)
         else:
             log.info("iteration %d saved in %.3f s", copy.iteration, time.monotonic() - started)
-            return True
-        return False
+            self._is_saved = True
 
     def _put(self, copy: Copy, *, save: str, rank: int) -> Shard:
         return self._repository.put_shard(
@@ -100,8 +133,8 @@ class Saver:
             generation=self._env.generation,
             save=save,
             rank=rank,
-            data=to_bytes(copy.tensors),
-            tensors=tuple(copy.tensors),
+            data=copy.data,
+            tensors=copy.names,
         )
 
     def _commit(self, copy: Copy) -> None:
@@ -116,14 +149,16 @@ class Saver:
         """Wait until all ranks' shards are there."""
         deadline = time.monotonic() + SHARDS_DEADLINE_S
         pause_s = 0.02
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not self._given_up.is_set():
             shards = self._repository.find_shards(
                 iteration=iteration, generation=self._env.generation, save="all", num_ranks=self._env.world_size
             )
             if shards is not None:
                 return shards
-            time.sleep(pause_s)
+            self._given_up.wait(pause_s)
             pause_s = min(0.5, 1.5 * pause_s)
+        if self._given_up.is_set():
+            raise CheckpointError("not all ranks wrote their shards before the generation ended")
         raise CheckpointError(f"not all ranks wrote their shards within {SHARDS_DEADLINE_S:.0f} s")
 
     def _manifest(self, copy: Copy, shards: tuple[Shard, ...]) -> Manifest:
@@ -135,4 +170,7 @@ class Saver:
             consumed_samples=(copy.iteration + 1) * self._env.spec.global_batch_size,
             layout=Layout(dp=self._env.world_size),
             shards=shards,
+            committed_at=time.time(),
+            blocking_s=copy.blocking_s,
+            upload_s=time.monotonic() - copy.began - copy.blocking_s,
         )

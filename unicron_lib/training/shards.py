@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 
 from unicron_lib.checkpointing.manifest import Manifest
 from unicron_lib.checkpointing.repository import CheckpointRepository
+from unicron_lib.checkpointing.tensors import pack, unpack
 from unicron_lib.errors import CheckpointError
 
 
@@ -28,24 +27,17 @@ def snapshot(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
 
 
-def to_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """One safetensors file."""
-    return save({name: tensor.contiguous() for name, tensor in tensors.items()})
+def to_bytes(tensors: Mapping[str, torch.Tensor], into: bytearray | None = None) -> bytearray:
+    """One safetensors file in host memory, a copy that later steps do not change; in the memory of `into` if that fits."""
+    return pack(tensors, into)
 
 
 def read_state(repository: CheckpointRepository, manifest: Manifest) -> dict[str, torch.Tensor]:
     """The whole state of a checkpoint, verified shard by shard before it is used; raises CheckpointError."""
     state: dict[str, torch.Tensor] = {}
     for shard, data in zip(manifest.shards, repository.load_shards(manifest), strict=True):
-        tensors = _from_bytes(data, shard.key)
+        tensors = unpack(data, shard.key)
         if set(tensors) != set(shard.tensors):
             raise CheckpointError(f"shard {shard.key} holds other tensors than its manifest says")
         state |= tensors
     return state
-
-
-def _from_bytes(data: bytes, key: str) -> dict[str, torch.Tensor]:
-    try:
-        return load(data)
-    except SafetensorError as error:
-        raise CheckpointError(f"shard {key} is no safetensors file: {error}") from error

@@ -83,7 +83,8 @@ class WholeController(FakeController):
         if not self.waiting:
             self.news.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.news.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self.news.wait()
         return tuple(self.waiting.values())
 
     async def acknowledge(self, ids) -> int:

@@ -20,23 +20,30 @@ class Wire:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(os.environ["UNICRON_AGENT_SOCKET"])
         self.orders: queue.Queue[str | None] = queue.Queue()
-        self.identity = {
-            "job": os.environ["UNICRON_JOB_ID"],
-            "generation": int(os.environ["UNICRON_GENERATION"]),
-            "rank": int(os.environ["RANK"]),
-        }
+        self.environment: dict[str, str] = {}
+        self.become(dict(os.environ))
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         for line in self.socket.makefile("rb"):
-            self.orders.put(json.loads(line)["order"])
+            order = json.loads(line)
+            self.environment = order["environment"]
+            self.orders.put(order["order"])
         self.orders.put(None)
+
+    def become(self, environment: dict[str, str]) -> None:
+        self.identity = {
+            "job": environment["UNICRON_JOB_ID"],
+            "generation": int(environment["UNICRON_GENERATION"]),
+            "rank": int(environment["RANK"]),
+        }
+        self.world_size = int(environment["WORLD_SIZE"])
 
     def say(self, kind: str, **more: object) -> None:
         self.socket.sendall(json.dumps({"type": kind, **self.identity, **more}).encode() + b"\n")
 
-    def progress(self, iteration: int, loss: float = 1.0, compute_s: float = STEP_S) -> None:
-        world_size = int(os.environ["WORLD_SIZE"])
+    def progress(self, iteration: int, loss: float = 1.0, compute_s: float = STEP_S, **more: object) -> None:
+        world_size = self.world_size
         self.say(
             "progress",
             iteration=iteration,
@@ -46,6 +53,7 @@ class Wire:
             flops=1e9 * world_size,
             world_size=world_size,
             at=time.time(),
+            **more,
         )
 
     def failed(self, iteration: int, *, parked: bool, message: str = "asked to") -> None:
@@ -100,6 +108,41 @@ def park(wire: Wire) -> int:
             wire.say("rank_drained", iteration=0, manifest="manifest-replica")
         if order in {"quit", None}:
             return 0
+
+
+def live_on(wire: Wire) -> int:
+    """Steps, parks when it is told to, and goes on as whom it is told to be."""
+    iteration, source = 0, ""
+    while True:
+        wire.progress(iteration, source=source)
+        try:
+            order = wire.orders.get(timeout=STEP_S)
+        except queue.Empty:
+            iteration += 1
+            continue
+        while order in {"park", "abort", "save_replica"}:
+            if order == "save_replica":
+                wire.say("rank_drained", iteration=iteration, manifest=f"as {wire.environment['UNICRON_GENERATION']}")
+            else:
+                wire.say("rank_parked", iteration=iteration, micro_batches=2)
+            order = wire.orders.get()
+        if order == "assign":
+            late = wire.identity
+            wire.become(wire.environment)
+            Path(wire.environment["UNICRON_LOG_FILE"]).write_text(json.dumps(wire.environment))
+            wire.socket.sendall(
+                json.dumps({"type": "rank_parked", **late, "iteration": 0, "micro_batches": 0}).encode() + b"\n"
+            )
+            iteration, source = iteration + 1, "own memory"
+        elif order in {"quit", None}:
+            return 0
+
+
+def deaf(wire: Wire) -> int:
+    """Does one iteration and obeys no order."""
+    wire.progress(0)
+    while True:
+        signal.pause()
 
 
 def fail_at_once(wire: Wire) -> int:
@@ -172,6 +215,8 @@ BEHAVIOURS = {
     "step": step,
     "alone": alone,
     "park": park,
+    "live_on": live_on,
+    "deaf": deaf,
     "fail": fail_at_once,
     "finish": finish,
     "exit16": exit_16,

@@ -16,7 +16,8 @@ import pytest_asyncio
 from local_cluster import LocalCluster
 
 from unicron_lib.adapters.stores import open_store
-from unicron_lib.agent.messages import CheckNode, OpenRendezvous, Reply, StopRanks
+from unicron_lib.agent.inquiries import CheckNode
+from unicron_lib.agent.messages import OpenRendezvous, Reply, StopRanks
 from unicron_lib.diagnosis.check_consequences import SLOW
 from unicron_lib.domain.events import FailureDetected
 from unicron_lib.domain.failures import ErrorKind

@@ -9,8 +9,10 @@ import psutil
 import pytest
 from local_cluster import LocalCluster, descendants, eventually, launch, pids
 
+from unicron_lib.agent.inquiries import ReadLog
 from unicron_lib.agent.messages import DrainRanks, InjectFault, OpenRendezvous, RankExited, SaveReplica, StopRanks
 from unicron_lib.agent.rank_messages import RankFailed
+from unicron_lib.diagnosis.tails import Tail
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -94,6 +96,25 @@ async def test_a_rank_that_finishes_is_one_observation(cluster: LocalCluster, jo
     assert await cluster.client.observations(job=job, min_age_s=60) == ()
     assert await cluster.client.acknowledge([seen.id, "unknown"]) == 1
     assert await cluster.client.observations(job=job) == ()
+
+
+async def test_the_log_of_a_rank_that_is_gone_can_still_be_read(cluster: LocalCluster, job: str) -> None:
+    await cluster.launch("finish", ranks=1, job=job)
+    await cluster.observation("rank_finished", job)
+    await no_ranks(cluster, job)
+    await cluster.client.command("n0", StopRanks(step=f"{job}-stop", job=job, below_generation=9, grace_s=1.0))
+    reply = await cluster.client.command("n0", ReadLog(step=f"{job}-l1", job=job, generation=1, rank=0))
+    tail = Tail(file=str(reply.result["file"]), packed=str(reply.result["packed"]), first_line=reply.result["first_line"])
+    assert tail.file.endswith(f"logs/{job}/g1-r0.log")
+    assert tail.first_line == 1
+    assert b"hello from" in tail.unpacked(), "whatever generation is the newest"
+
+
+@pytest.mark.parametrize(("name", "told"), [("unheard-of", "cannot be read: No such file"), ("../etc", "is no job's name")])
+async def test_a_log_that_is_not_there_is_refused_in_one_sentence(cluster: LocalCluster, name: str, told: str) -> None:
+    reply = await cluster.client.command("n0", ReadLog(step=f"log-{name}", job=name, generation=1, rank=0))
+    assert not reply.ok
+    assert told in reply.error
 
 
 async def test_an_exception_and_a_nan_are_injected(cluster: LocalCluster, job: str) -> None:

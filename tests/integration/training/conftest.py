@@ -10,17 +10,22 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
+import elastic
 import pytest
 from pydantic import TypeAdapter
+from training_jobs import reference_losses
 
 from unicron_lib.agent.beats import BEAT_FILE, beat_path
 from unicron_lib.agent.rank_messages import FromRank, RankOrder, from_rank, rank_order
 from unicron_lib.domain.jobs import JobSpec
 
 DEADLINE_S = 60.0
+IMPORT_DEADLINE_S = 240.0
+"""For torch and megatron, on a machine that others use, too."""
 
 
 class FakeAgent:
@@ -80,6 +85,11 @@ class FakeAgent:
     def order(self, generation: int, rank: int, order: str, **more: object) -> None:
         self._connections[generation, rank].sendall(rank_order.dump_json(RankOrder(order=order, **more)) + b"\n")
 
+    def rename(self, old: tuple[int, int], new: tuple[int, int]) -> None:
+        """The process that was generation and rank `old` is `new` from here on."""
+        with self._changed:
+            self._connections[new] = self._connections[old]
+
     def hang_up(self, generation: int, rank: int) -> None:
         self._connections[generation, rank].shutdown(socket.SHUT_RDWR)
 
@@ -95,14 +105,15 @@ class ForkServer:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "unicron_lib.agent.forkserver", "--preload", "unicron_lib.training.rank"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        here = {"PYTHONPATH": str(Path(__file__).parent)}  # for targets that are tests' own
+        environment = os.environ | here | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self.process = subprocess.Popen([*command, "--fd", str(theirs.fileno())], pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
         self._socket = ours
         self._changed = threading.Condition()
         self._events: list[dict] = []
         threading.Thread(target=self._read, daemon=True).start()
-        self.await_event("ready")
+        self.await_event("ready", deadline_s=IMPORT_DEADLINE_S)
 
     def _read(self) -> None:
         with self._socket.makefile("rb") as lines:
@@ -111,18 +122,21 @@ class ForkServer:
                     self._events.append(json.loads(line))
                     self._changed.notify_all()
 
-    def await_event(self, event: str, identifier: str | None = None) -> dict:
+    def await_event(self, event: str, identifier: str | None = None, *, deadline_s: float = DEADLINE_S) -> dict:
         def found():
             return next((e for e in self._events if e["event"] == event and e.get("id") == identifier), None)
 
         with self._changed:
-            assert self._changed.wait_for(lambda: found() is not None, DEADLINE_S), f"no event {event} of {identifier}"
+            assert self._changed.wait_for(lambda: found() is not None, deadline_s), f"no event {event} of {identifier}"
             return found()
 
     def spawn(self, identifier: str, target: str, env: dict[str, str], log: Path) -> int:
         request = {"id": identifier, "target": target, "env": env, "log": str(log)}
         self._socket.sendall(json.dumps(request).encode() + b"\n")
         return self.await_event("spawned", identifier)["pid"]
+
+    def has_ended(self, identifier: str) -> bool:
+        return any(e["event"] == "exited" and e["id"] == identifier for e in self._events)
 
     def exit_code(self, identifier: str) -> int:
         return self.await_event("exited", identifier)["code"]
@@ -144,6 +158,7 @@ class Ranks:
         self._short = tempfile.mkdtemp(prefix="u")
         self.agent = FakeAgent(f"{self._short}/agent")
         self._started: dict[str, int] = {}
+        self._renamed: dict[str, str] = {}
 
     def launch(
         self,
@@ -153,26 +168,40 @@ class Ranks:
         generation: int = 1,
         restore_from: str | None = None,
         only: set[int] | None = None,
+        kept: Mapping[int, tuple[int, int]] | None = None,
     ) -> None:
+        """Start a generation; `kept` says which of its ranks are parked ones, by their generation and rank until now."""
         port = self._open_rendezvous(spec, generation)
         for rank in sorted(only or range(world_size)):
-            env = {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(world_size),
-                "LOCAL_RANK": str(rank),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "UNICRON_JOB_ID": spec.job,
-                "UNICRON_GENERATION": str(generation),
-                "UNICRON_RUN_DIR": str(self.run_dir),
-                "UNICRON_AGENT_SOCKET": self.agent.path,
-                "UNICRON_STORE_URL": self.store_url,
-                "UNICRON_RESTORE_FROM": restore_from or "",
-                "UNICRON_JOB_SPEC": TypeAdapter(JobSpec).dump_json(spec).decode(),
-                "UNICRON_NODE": "node-0",
-                BEAT_FILE: str(beat_path(self.run_dir, spec.job, generation, rank)),
-            }
-            self._spawn(self.name(spec.job, generation, rank), "unicron_lib.training.rank:main", env)
+            env = self._environment(spec, world_size, generation=generation, rank=rank, port=port, restore_from=restore_from)
+            name = self.name(spec.job, generation, rank)
+            if (old := (kept or {}).get(rank)) is None:
+                self._spawn(name, "unicron_lib.training.rank:main", env)
+            else:
+                self._renamed[name] = self._process(spec.job, *old)
+                self.agent.order(*old, "assign", environment=env | self.extra)
+                self.agent.rename(old, (generation, rank))
+
+    def _environment(
+        self, spec: JobSpec, world_size: int, *, generation: int, rank: int, port: int, restore_from: str | None
+    ) -> dict[str, str]:
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_RANK": str(rank),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "UNICRON_JOB_ID": spec.job,
+            "UNICRON_GENERATION": str(generation),
+            "UNICRON_RUN_DIR": str(self.run_dir),
+            "UNICRON_AGENT_SOCKET": self.agent.path,
+            "UNICRON_STORE_URL": self.store_url,
+            "UNICRON_JOB_SPEC": TypeAdapter(JobSpec).dump_json(spec).decode(),
+            "UNICRON_NODE": "node-0",
+            "UNICRON_LOG_FILE": str(self._log(self.name(spec.job, generation, rank))),
+            "TORCHELASTIC_ERROR_FILE": str(self.run_dir / f"error-{generation}-{rank}.json"),
+            BEAT_FILE: str(beat_path(self.run_dir, spec.job, generation, rank)),
+        } | ({"UNICRON_RESTORE_FROM": restore_from} if restore_from else {})
 
     def _open_rendezvous(self, spec: JobSpec, generation: int) -> int:
         file = self.run_dir / f"port-{generation}"
@@ -185,35 +214,56 @@ class Ranks:
         return json.loads(file.read_text())["port"]
 
     def _spawn(self, name: str, target: str, env: dict[str, str]) -> None:
-        self._started[name] = self._server.spawn(
-            name, target, env | self.extra, self.run_dir / f"{name.replace('/', '-')[-40:]}.log"
-        )
+        self._started[name] = self._server.spawn(name, target, env | self.extra, self._log(name))
+
+    def _log(self, name: str) -> Path:
+        return self.run_dir / f"{name.replace('/', '-')[-40:]}.log"
+
+    def _process(self, job: str, generation: int, rank: int) -> str:
+        """The name under which the rank's process was started."""
+        name = self.name(job, generation, rank)
+        return self._renamed.get(name, name)
+
+    def run(self, name: str, target: str, env: dict[str, str]) -> None:
+        """Start any program that is to be ended with the ranks."""
+        self._spawn(f"{self.run_dir}/{name}", target, env)
+
+    def log_of(self, job: str, generation: int, rank: int) -> str:
+        """What the rank has written while it had that place."""
+        return self._log(self.name(job, generation, rank)).read_text()
+
+    def is_alive(self, job: str, generation: int, rank: int) -> bool:
+        return not self._server.has_ended(self._process(job, generation, rank))
 
     def name(self, job: str, generation: int, rank: int) -> str:
         return f"{self.run_dir}/{job}/{generation}/{rank}"
 
     def signal(self, job: str, generation: int, rank: int, signum: int) -> None:
-        os.kill(self._started[self.name(job, generation, rank)], signum)
+        os.kill(self.pid(job, generation, rank), signum)
+
+    def pid(self, job: str, generation: int, rank: int) -> int:
+        return self._started[self._process(job, generation, rank)]
 
     def stop(self, job: str, generation: int, rank: int) -> None:
         """SIGSTOP, and wait until the kernel says that the process has stopped."""
         self.signal(job, generation, rank, signal.SIGSTOP)
-        status = Path(f"/proc/{self._started[self.name(job, generation, rank)]}/status")
+        status = Path(f"/proc/{self.pid(job, generation, rank)}/status")
         deadline = time.monotonic() + DEADLINE_S
         while "State:\tT" not in status.read_text():
             assert time.monotonic() < deadline
             threading.Event().wait(0.01)
 
     def exit_code(self, job: str, generation: int, rank: int) -> int:
-        return self._server.exit_code(self.name(job, generation, rank))
+        return self._server.exit_code(self._process(job, generation, rank))
 
     def logs(self) -> str:
         return "\n".join(f"== {path.name}\n{path.read_text()}" for path in sorted(self.run_dir.glob("*.log")))
 
     def close(self) -> None:
         for name, pid in self._started.items():
-            if not any(e["event"] == "exited" and e["id"] == name for e in self._server._events):
-                os.kill(pid, signal.SIGKILL)
+            if not self._server.has_ended(name):
+                with suppress(ProcessLookupError):  # it may end by itself just now
+                    os.kill(pid, signal.SIGKILL)
             self._server.exit_code(name)
         self.agent.close()
         shutil.rmtree(self._short, ignore_errors=True)
@@ -224,6 +274,12 @@ def fork_server() -> Iterator[ForkServer]:
     server = ForkServer()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of an elastic job that nothing happens to."""
+    return reference_losses(elastic.job("undisturbed"), tmp_path_factory.mktemp("undisturbed"))
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_survivors_of_a_killed_peer_park_and_one_of_them_saves_all(ranks, tmp_pa
 
 
 def test_a_stopped_peer_becomes_a_killed_one(ranks) -> None:
-    """gloo cannot be aborted: a survivor that waits for a stopped peer gets free when the agent kills that peer."""
+    """Also without an abort: a survivor that waits for a stopped peer gets free when the agent kills that peer."""
     ranks.launch(tiny(job="stopped", train_iters=1000, pace_s=0.02), 2)
     wait_for_progress(ranks, 1)
     ranks.stop("stopped", 1, 1)

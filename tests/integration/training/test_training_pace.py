@@ -143,19 +143,19 @@ def test_after_a_save_all_ranks_tell_that_others_may_still_be_in_it(ranks, watch
 def test_a_rank_ends_with_the_code_that_it_is_ordered_to_end_with(ranks, watch):
     watch(tiny(job="ending", train_iters=1000, pace_s=0.05, save_interval=1000), 2)
     reached(ranks, 2)
-    ranks.agent.order(1, 1, "exit", value=17.0)
+    ranks.agent.order(1, 1, "exit", amount=17.0)
     assert ranks.exit_code("ending", 1, 1) == 17
 
 
 def test_a_slow_rank_takes_longer_for_its_own_part_until_it_is_told_otherwise(ranks, watch):
     watch(tiny(job="slow", train_iters=1000, pace_s=0.05, save_interval=1000), 2)
     reached(ranks, 3)
-    ranks.agent.order(1, 1, "slow", value=2.0)
+    ranks.agent.order(1, 1, "slow", amount=2.0)
     _, slow = ranks.agent.wait(Progress, generation=1, rank=1, when=lambda p: p.iteration > 3 and p.compute_s >= 0.1)
     ranks.agent.wait(Progress, generation=1, rank=1, when=lambda p: p.iteration >= slow.iteration + 5)
     later = [p for p in ranks.agent.all(Progress, generation=1, rank=1) if p.iteration > slow.iteration + 1]
     assert all(p.compute_s >= 0.1 for p in later)
-    ranks.agent.order(1, 1, "slow", value=1.0)
+    ranks.agent.order(1, 1, "slow", amount=1.0)
     ranks.agent.wait(Progress, generation=1, rank=1, when=lambda p: p.iteration > slow.iteration and p.compute_s < 0.1)
 
 
@@ -164,4 +164,4 @@ def test_ranks_with_unequal_numbers_of_micro_batches_are_measured_alike(world_si
     """8 micro-batches on 3 ranks: a rank that has 3 of them is not slower than one that has 2."""
     spec = tiny(global_batch_size=8)
     works = [Work(spec, rank=rank, world_size=world_size) for rank in range(world_size)]
-    assert [work.fair_share * len(work._micro_batches) for work in works] == pytest.approx([8 / world_size] * world_size)
+    assert [work.fair_share * len(work.micro_batches) for work in works] == pytest.approx([8 / world_size] * world_size)

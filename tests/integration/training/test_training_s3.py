@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import boto3
 import pytest
+from elastic import first, held, job, reached
 from moto.server import ThreadedMotoServer
 from training_jobs import tiny
 
@@ -44,3 +45,20 @@ def test_a_job_moves_from_two_ranks_to_three_by_way_of_s3(ranks, s3: dict[str, s
     manifest, skipped = CheckpointRepository(store, "remote").newest_complete()
     assert (manifest.iteration, manifest.generation, len(manifest.shards), skipped) == (9, 2, 3, [])
     assert store.list("jobs/remote/manifests/") == [manifest.key]
+
+
+def test_an_abort_spares_what_is_on_its_way_to_s3(ranks, s3: dict[str, str]) -> None:
+    """Every iteration is saved, so that there is always a save under way when the ranks are cut off from each other."""
+    spec = job("spared", save_interval=1, pace_s=0.02, train_iters=1000)
+    ranks.store_url, ranks.extra = "s3://bucket/prefix", s3
+    ranks.launch(spec, 2)
+    for generation in range(1, 5):
+        reached(ranks, 4 * generation, generation=generation)
+        held(ranks, "abort", generation=generation, of=(0, 1))
+        ranks.launch(spec, 2, generation=generation + 1, kept={0: (generation, 0), 1: (generation, 1)})
+        first(ranks, generation=generation + 1, world_size=2)
+    manifest, skipped = CheckpointRepository(open_store("s3://bucket/prefix"), "spared").newest_complete()
+    assert manifest is not None
+    assert skipped == []
+    problems = [line for line in ranks.logs().splitlines() if "is not saved" in line and "still in flight" not in line]
+    assert [line for line in problems if "not all ranks wrote" not in line] == [], "a connection to the store was broken"

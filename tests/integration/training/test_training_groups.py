@@ -1,0 +1,20 @@
+"""Process groups come and go in a process that stays."""
+
+import json
+
+from training_jobs import tiny
+
+
+def test_fifty_groups_later_a_process_holds_what_it_held_after_the_first_ones(ranks) -> None:
+    """Half of them broke while a rank waited: threads, sockets and files are given back all the same."""
+    spec = tiny(job="reformed")
+    port = ranks._open_rendezvous(spec, 1)
+    for rank in range(2):
+        env = ranks._environment(spec, 2, generation=1, rank=rank, port=port, restore_from=None)
+        out = ranks.run_dir / f"held-{rank}.json"
+        ranks.run(f"reformed-{rank}", "reformation:main", env | {"REFORMATION_OUT": str(out)})
+    for rank in range(2):
+        assert ranks._server.exit_code(f"{ranks.run_dir}/reformed-{rank}") == 0, ranks.logs()
+        first, last = json.loads((ranks.run_dir / f"held-{rank}.json").read_text())
+        print(first, last)  # noqa: T201
+        assert last == first

@@ -1,0 +1,74 @@
+"""Where the state of a generation came from, as its ranks tell. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from unicron_lib.agent.rank_messages import Progress
+from unicron_lib.domain.events import Scalar
+
+OWN_MEMORY, ANOTHER = "own memory", "rank "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """How a rank came into its generation: see `Progress`."""
+
+    source: str = ""
+    copied_bytes: int = 0
+    copy_s: float = 0.0
+    kept_micro_batches: int = 0
+    recomputed_micro_batches: int = 0
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether its state was in the memory of a rank, and not in the store."""
+        return self.source == OWN_MEMORY or self.source.startswith(ANOTHER)
+
+
+def origin_of(progress: Progress) -> Origin:
+    """What a rank tells of it with each iteration."""
+    return Origin(
+        source=progress.source,
+        copied_bytes=progress.copied_bytes,
+        copy_s=progress.copy_s,
+        kept_micro_batches=progress.kept_micro_batches,
+        recomputed_micro_batches=progress.recomputed_micro_batches,
+    )
+
+
+def told(origins: Mapping[int, Origin]) -> str:
+    """In plain words, for people; empty if the ranks tell nothing of it."""
+    own = sum(origin.source == OWN_MEMORY for origin in origins.values())
+    parts = [f"own memory of {own} {'rank' if own == 1 else 'ranks'}"] if own else []
+    parts += [_copied(rank, origin) for rank, origin in sorted(origins.items()) if origin.source.startswith(ANOTHER)]
+    stored = sorted({origin.source for origin in origins.values() if origin.source and not origin.is_memory})
+    parts += [f"the checkpoint {key}" for key in stored]
+    kept = sum(origin.kept_micro_batches for origin in origins.values())
+    again = sum(origin.recomputed_micro_batches for origin in origins.values())
+    work = f"; {kept} micro-batches kept, {again} computed again" if kept or again else ""
+    return ", ".join(parts) + work
+
+
+def origin_told(origins: Mapping[int, Origin], *, held: Scalar, stored: Scalar) -> dict[str, Scalar]:
+    """What the ranks tell of their origins, and after which iteration they went on; nothing if they tell nothing.
+
+    `held` is the iteration that was in the memory of ranks that lived on, `stored` that of the checkpoint to fall back on.
+    """
+    if not any(origin.source for origin in origins.values()):
+        return {}
+    in_memory = any(origin.is_memory for origin in origins.values())
+    return {
+        "from": told(origins),
+        "went_on_after": held if in_memory and held is not None else stored,
+        "kept_micro_batches": sum(origin.kept_micro_batches for origin in origins.values()),
+        "recomputed_micro_batches": sum(origin.recomputed_micro_batches for origin in origins.values()),
+        "copied_bytes": sum(origin.copied_bytes for origin in origins.values()),
+    }
+
+
+def _copied(rank: int, origin: Origin) -> str:
+    return f"rank {rank} copied {_size(origin.copied_bytes)} from {origin.source} in {origin.copy_s:.2f} s"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

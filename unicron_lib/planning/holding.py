@@ -1,0 +1,92 @@
+"""Which ranks live on in a plan: with their process, their memory, and what they have done of the iteration under way."""
+
+from collections.abc import Iterable, Mapping
+
+from unicron_lib.domain.cluster import ClusterState, Incident, PlanState
+from unicron_lib.domain.events import Scalar
+from unicron_lib.domain.failures import ErrorKind
+from unicron_lib.domain.jobs import JobState
+from unicron_lib.domain.plans import Assignment, Hold, Plan, Slot, StepKind
+
+MOST_IN_VAIN = 2
+"""After so many failures in a row without a new iteration, a job's processes are worth nothing: it starts with new ones."""
+
+
+def hold_of(state: ClusterState, plan: Plan, job: JobState, assignment: Assignment | None) -> Hold | None:
+    """How the ranks of `job`, as it is before the plan, live on in `assignment`; None if none of them does.
+
+    They do on the GPUs that it keeps, unless their state is not to be gone on from (the job goes back, or this submission has
+    not begun), or an attempt with them has failed; a command of the user's knows nothing of it.
+    """
+    name = job.spec.job
+    if assignment is None or job.spec.command or not job.restored or job.rolled_back_to is not None or name in plan.rewinds:
+        return None
+    incidents = [state.incidents[it] for it in plan.incidents]
+    if job.stuck_restarts >= MOST_IN_VAIN or _has_failed_before(state, incidents, name):
+        return None
+    kept = tuple(sorted(_lived_on(state, name).intersection(assignment.slots)))
+    if not kept:
+        return None
+    is_faulted = any(it.is_failure and name in it.jobs for it in incidents)
+    return Hold(kept=kept, abort=is_faulted, condemned=_hung(incidents, job))
+
+
+def _lived_on(state: ClusterState, name: str) -> set[Slot]:
+    """GPUs on which ranks of the job may live: those of the last plan that was carried out to its end, and of all since."""
+    slots: set[Slot] = set()
+    for it in reversed(list(state.plans.values())):
+        if own := it.plan.assignment_of(name):
+            slots.update(own.slots)
+        if it.finished_at is not None and _moves(it, name):
+            break
+    return slots
+
+
+def _moves(it: PlanState, name: str) -> bool:
+    return any(step.job == name for step in it.plan.steps)
+
+
+def _has_failed_before(state: ClusterState, incidents: Iterable[Incident], name: str) -> bool:
+    """Whether the job could not be launched, or made no iteration, in an earlier answer to these incidents."""
+    told = {failure.id for incident in incidents for failure in incident.failures}
+    last = {StepKind.LAUNCH, StepKind.RESUME}
+    return any(
+        step.job == name and step.kind in last and f"step/{step.id}" in told
+        for it in state.plans.values()
+        for step in it.plan.steps
+    )
+
+
+def _hung(incidents: Iterable[Incident], job: JobState) -> tuple[int, ...]:
+    """The ranks that stand still by themselves, unless all do: then they wait for something that is none of them."""
+    found = {
+        failure.rank
+        for incident in incidents
+        for failure in incident.failures
+        if failure.is_stall and failure.kind is ErrorKind.TASK_HANG
+        if (failure.job, failure.generation) == (job.spec.job, job.generation) and failure.rank is not None
+    }
+    return tuple(sorted(found)) if len(found) < max(job.gpus, 2) else ()
+
+
+def memory_of(hold: Hold, ranks: Iterable[Mapping[str, Scalar]]) -> dict[str, Scalar] | None:
+    """What the ranks that live on have, of all `ranks` that agents tell of after a hold, each with its `node`.
+
+    None if they have nothing, or if others, which do not live on, are further by more than the iteration under way.
+    """
+    parked = [rank for rank in ranks if rank["state"] == "parked" and iteration_of(rank) >= 0]
+    kept = [rank for rank in parked if Slot(str(rank["node"]), int(rank["gpu"] or 0)) in hold.kept]
+    if not kept or max(map(iteration_of, kept)) < max(map(iteration_of, parked)) - 1:
+        return None
+    return {
+        "source": f"memory of {len(kept)} {'rank' if len(kept) == 1 else 'ranks'}",
+        "iteration": max(map(iteration_of, kept)),
+        "manifest": None,
+        "held": len(kept),
+        "micro_batches": sum(int(rank["micro_batches"] or 0) for rank in kept),
+    }
+
+
+def iteration_of(rank: Mapping[str, Scalar]) -> int:
+    """The last iteration that is complete in a rank's parameters, -1 for none."""
+    return int(rank["iteration"] if rank["iteration"] is not None else -1)

@@ -1,0 +1,162 @@
+"""What a checkpoint costs: our snapshot beside `torch.save` and DCP's `async_save`, our transfers beside boto3's."""
+
+import io
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_saver import async_save
+
+from unicron_lib.adapters.s3 import S3Store
+from unicron_lib.adapters.s3_yardstick import Yardstick, settings
+from unicron_lib.checkpointing.repository import CheckpointRepository
+from unicron_lib.checkpointing.tensors import unpack
+from unicron_lib.training.shards import to_bytes
+
+BAR_BLOCKING = 0.05
+BAR_COPIES = 1.01
+BAR_TRANSFER = 0.9
+BYTES_PER_PARAMETER = 12
+"""float32, with Adam's two moments."""
+JOB = "bench"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """One figure beside another one; `ratio` is held against `bar`, as a lower or, where `at_most`, an upper bound."""
+
+    what: str
+    value: float
+    unit: str
+    beside: str
+    other: float
+    ratio: float
+    bar: float | None = None
+    at_most: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether the bar, if there is one, is held."""
+        return self.bar is None or (self.ratio <= self.bar if self.at_most else self.ratio >= self.bar)
+
+
+def make_state(num_parameters: int) -> dict[str, torch.Tensor]:
+    """Parameters and Adam's moments, in tensors as large as a transformer's."""
+    size = max(1, num_parameters // 24)
+    kinds = ("param", "exp_avg", "exp_avg_sq")
+    return {f"{kind}.layer{layer}": torch.rand(size) for layer in range(24) for kind in kinds}
+
+
+def measure(bucket: str, *, num_parameters: int, rounds: int) -> Iterator[Cost]:
+    """Blocking times, then transfers, all in this process and against one server."""
+    torch.set_num_threads(1)  # as ranks do: several that share a busy core wait for each other at every tensor
+    state = make_state(num_parameters)
+    yardstick = Yardstick(bucket)
+    yield from _blocking(state, yardstick, rounds)
+    data = to_bytes(state)
+    num_bytes = sum(tensor.nbytes for tensor in state.values())
+    yield Cost(
+        what="memory of a snapshot",
+        value=len(data) / 1e6,
+        unit="MB",
+        beside="the state",
+        other=num_bytes / 1e6,
+        ratio=len(data) / num_bytes,
+        bar=BAR_COPIES,
+        at_most=True,
+    )
+    del state
+    yield from _transfers(bucket, data, yardstick, rounds)
+
+
+def _blocking(state: dict[str, torch.Tensor], yardstick: Yardstick, rounds: int) -> Iterator[Cost]:
+    ours, synchronous, others = [], [], []
+    memory = to_bytes(state)  # as a rank keeps it from one save to the next
+    with _alone():
+        for _ in range(rounds):
+            ours.append(_timed(lambda: to_bytes(state, memory)))
+            synchronous.append(_timed(lambda: _save_at_once(state, yardstick)))
+            others.append(_async_save(state))
+    mine = statistics.median(ours)
+    for beside, times, bar in (
+        ("torch.save and upload, all synchronous", synchronous, BAR_BLOCKING),
+        ("DCP async_save, to a folder", others, None),
+    ):
+        other = statistics.median(times)
+        yield Cost(
+            what="training stands still",
+            value=mine,
+            unit="s",
+            beside=beside,
+            other=other,
+            ratio=mine / other,
+            bar=bar,
+            at_most=True,
+        )
+
+
+def _save_at_once(state: dict[str, torch.Tensor], yardstick: Yardstick) -> None:
+    file = io.BytesIO()
+    torch.save(state, file)
+    default = next(settings())
+    yardstick.upload("synchronous", file.getvalue(), default)
+    yardstick.delete("synchronous")
+
+
+def _async_save(state: dict[str, torch.Tensor]) -> float:
+    """Seconds until the training could go on."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        saving: Any = async_save(state, checkpoint_id=folder)
+        blocked_s = time.perf_counter() - started
+        saving.result()
+    return blocked_s
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """A process group of one: DCP will not do without."""
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+
+
+def _transfers(bucket: str, data: bytearray, yardstick: Yardstick, rounds: int) -> Iterator[Cost]:
+    repository = CheckpointRepository(S3Store(bucket, "bench"), JOB)
+    names = tuple(unpack(data, "bench"))
+    up, down = list[float](), list[float]()
+    raw_up: dict[str, list[float]] = {}
+    raw_down: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        started = time.perf_counter()
+        shard = repository.put_shard(iteration=0, generation=0, save="all", rank=0, data=data, tensors=names)
+        up.append(time.perf_counter() - started)
+        down.append(_timed(lambda shard=shard: repository.load_shard(shard)))  # type: ignore[misc]
+        for setting in settings():
+            raw_up.setdefault(setting.name, []).append(yardstick.upload("raw", data, setting))
+            raw_down.setdefault(setting.name, []).append(yardstick.download("raw", setting))
+    for what, mine, raw in (("upload, with SHA-256", up, raw_up), ("restore, verified", down, raw_down)):
+        yield _beside_boto3(what, mine, raw, len(data))
+
+
+def _beside_boto3(what: str, mine: list[float], raw: dict[str, list[float]], num_bytes: int) -> Cost:
+    """Best against best: whatever else the machine does only makes things slower."""
+    name = min(raw, key=lambda name: min(raw[name]))
+    value, other = num_bytes / min(mine) / 1e6, num_bytes / min(raw[name]) / 1e6
+    beside = f"boto3's best ({name})"
+    return Cost(what=what, value=value, unit="MB/s", beside=beside, other=other, ratio=value / other, bar=BAR_TRANSFER)
+
+
+def _timed(act: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    act()
+    return time.perf_counter() - started
