@@ -208,8 +208,7 @@ def test_a_download_goes_on_where_it_was_cut(s3: FaultyS3, store: S3Store, fault
     into = bytearray(len(DATA))
     got = store.download("a", memoryview(into), deadline_s=60)
     assert bytes(into) == DATA
-    assert s3.fired
-    assert got.attempts == 6 + len(s3.fired)
+    assert 6 < got.attempts <= 6 + len(s3.fired), "what is cut behind its last byte need not be asked for again"
 
 
 def test_encryption_is_asked_for_where_it_is_wanted(s3: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:

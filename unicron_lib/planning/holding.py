@@ -1,6 +1,6 @@
 """Which ranks live on in a plan: with their process, their memory, and what they have done of the iteration under way."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from unicron_lib.domain.cluster import ClusterState, Incident, PlanState
 from unicron_lib.domain.events import Scalar
@@ -12,11 +12,13 @@ MOST_IN_VAIN = 2
 """After so many failures in a row without a new iteration, a job's processes are worth nothing: it starts with new ones."""
 
 
-def hold_of(state: ClusterState, plan: Plan, job: JobState, assignment: Assignment | None) -> Hold | None:
+def hold_of(
+    state: ClusterState, plan: Plan, job: JobState, assignment: Assignment | None, *, reachable: Collection[str]
+) -> Hold | None:
     """How the ranks of `job`, as it is before the plan, live on in `assignment`; None if none of them does.
 
-    They do on the GPUs that it keeps, unless their state is not to be gone on from (the job goes back, or this submission has
-    not begun), or an attempt with them has failed; a command of the user's knows nothing of it.
+    They do on the GPUs that it keeps, on nodes that are `reachable`, unless their state is not to be gone on from (the job goes
+    back, or this submission has not begun), or an attempt with them has failed; a command of the user's knows nothing of it.
     """
     name = job.spec.job
     if assignment is None or job.spec.command or not job.restored or job.rolled_back_to is not None or name in plan.rewinds:
@@ -24,7 +26,7 @@ def hold_of(state: ClusterState, plan: Plan, job: JobState, assignment: Assignme
     incidents = [state.incidents[it] for it in plan.incidents]
     if job.stuck_restarts >= MOST_IN_VAIN or _has_failed_before(state, incidents, name):
         return None
-    kept = tuple(sorted(_lived_on(state, name).intersection(assignment.slots)))
+    kept = tuple(sorted(slot for slot in _lived_on(state, name).intersection(assignment.slots) if slot.node in reachable))
     if not kept:
         return None
     is_faulted = any(it.is_failure and name in it.jobs for it in incidents)

@@ -28,7 +28,7 @@ def steps(state: ClusterState, plan: Plan, emptied: Iterable[str]) -> tuple[Step
 
 
 def _steps_to(state: ClusterState, plan: Plan, job: JobState, generation: int, assignment: Assignment | None) -> list[Step]:
-    name, hold = job.spec.job, hold_of(state, plan, job, assignment)
+    name, hold = job.spec.job, hold_of(state, plan, job, assignment, reachable=_reachable(state, job))
     return [
         Step(
             id=content_id("step", plan.id, kind, name, generation),
