@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from unicron_lib.checkpointing.fences import Fence, Fences
 from unicron_lib.checkpointing.manifest import (
+    LARGEST,
     LATER_FORMAT,
     Manifest,
     Shard,
@@ -31,6 +32,7 @@ from unicron_lib.checkpointing.store import Arrived, ObjectStore, ignore
 from unicron_lib.errors import CheckpointError, ObjectNotFound, StaleGeneration
 
 log = logging.getLogger(__name__)
+INVERTED = re.compile(r"/(?:manifests/[0-9]{10}-|fences/)([0-9]{10})(?:-closing)?\.json$")
 FOLDER = re.compile(r"jobs/[^/]+/shards/i(\d+)-g(\d+)-")
 DEADLINE_S = 600.0
 """How long the upload or download of one shard may take, all its repetitions included."""
@@ -246,10 +248,10 @@ class CheckpointRepository:
         return kept, behind
 
     def _give_up_uploads(self, *, below: int) -> None:
-        """Remove what writers of generations that were replaced have begun to upload, and will not finish."""
-        for key in self._store.unfinished(f"{self._root}/shards/"):
-            place = _place_of(key)
-            if place and place[1] < below:
+        """Remove what writers of generations that were replaced have begun to write, and will not finish."""
+        for key in self._store.unfinished(f"{self._root}/"):
+            generation = _generation_of(key)
+            if generation is not None and generation < below:
                 self._store.give_up(key)
 
     @staticmethod
@@ -314,6 +316,14 @@ class CheckpointRepository:
 
 def _sidecar(key: str) -> str:
     return key.removesuffix(".safetensors") + ".json"
+
+
+def _generation_of(key: str) -> int | None:
+    """Who writes under a key of shards, manifests or fences, None if that cannot be told."""
+    if place := _place_of(key):
+        return place[1]
+    inverted = INVERTED.search(key)
+    return LARGEST - int(inverted[1]) if inverted else None
 
 
 def _place_of(key: str) -> tuple[int, int] | None:

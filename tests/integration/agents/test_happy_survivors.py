@@ -38,7 +38,7 @@ class Site:
     agents: dict[str, psutil.Process]
     journal: Journal
     store: ObjectStore
-    opened: list[str]
+    opened: dict[str, str]
 
     async def power_off(self, node: str) -> None:
         """The agent and everything below it, at once."""
@@ -72,11 +72,11 @@ async def site(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tasks.events.emit_event", lambda **_: None)
     eager, decide = Policy(root_cause_grace_s=0.0, settle_s=0.0), response.decide
     monkeypatch.setattr(response, "decide", lambda state, now: decide(state, now, eager))
-    command, opened = cluster.client.command, []
+    command, opened = cluster.client.command, {}
 
     async def noted(node, wanted, **keys):
         if isinstance(wanted, OpenRendezvous):
-            opened.append(node)
+            opened[wanted.step] = node  # RESTORE asks for it, and LAUNCH once more
         return await command(node, wanted, **keys)
 
     monkeypatch.setattr(cluster.client, "command", noted)
@@ -90,7 +90,7 @@ async def site(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("which", ["store", "middle", "last"])
 async def test_a_node_that_dies_while_all_others_are_happy_is_recovered_from(site: Site, which: str) -> None:
     """PB18, PB19, PB58: the node of the rendezvous store and rank 0, or any other one; no rank complains."""
-    (store_host,) = site.opened
+    (store_host,) = site.opened.values()
     node = {"store": store_host, "middle": "n1", "last": "n2"}[which]
     await site.power_off(node)
     await site.heal()
@@ -101,7 +101,7 @@ async def test_a_node_that_dies_while_all_others_are_happy_is_recovered_from(sit
     (incident,) = [it for it in state.incidents.values() if it.is_failure]
     assert (incident.kind, incident.node, incident.status) == (ErrorKind.NODE_LOST, node, IncidentStatus.CLOSED)
     assert len(incident.failures) == 1, "its own heartbeat told, not a rank"
-    assert site.opened[-1] in job.nodes, "the new generation has its store on a survivor"
+    assert list(site.opened.values())[-1] in job.nodes, "the new generation has its store on a survivor"
     assert len(site.opened) == 2
     assert timing(state, incident).first_iteration_s is not None
 

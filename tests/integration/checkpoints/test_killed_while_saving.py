@@ -73,7 +73,7 @@ def kill_again_and_again(processes: ForkServerContext, url: str, *, kills: int, 
         saved = [number for word, number in said if word == "saved"]
         committed, total = max([committed, *began, *saved]), total + len(saved)
         newest, skipped = repository.newest_complete()
-        assert skipped == []
+        assert not skipped, skipped[0]
         assert (newest.iteration if newest else -1) >= committed
         if newest:
             assert [bytes(shard) for shard in repository.load_shards(newest)] == [
@@ -104,7 +104,9 @@ def live_and_die(
     num_words, text = chance.randrange(0, 6), b""
     while text.count(b"\n") < num_words:
         assert select([reading], [], [], PATIENCE_S)[0], f"the writer of generation {generation} says nothing"
-        text += os.read(reading, 4096)
+        piece = os.read(reading, 4096)
+        assert piece, f"the writer of generation {generation} ended by itself"
+        text += piece
     process.join(chance.expovariate(1 / 0.02))  # not a wait for anything: any instant will do
     assert process.is_alive()
     os.kill(process.pid, signal.SIGKILL)

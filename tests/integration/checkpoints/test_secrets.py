@@ -30,10 +30,10 @@ def secretive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
     (tmp_path / "token").write_text(TOKEN)
     for name, value in {**SECRETS, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("UNICRON_STORE_URL", "s3://bucket/prefix")
+    monkeypatch.setenv("UNICRON_STORE_URL", "s3://secrets/prefix")
     monkeypatch.setenv("UNICRON_CONTROLLER_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("UNICRON_TOKEN_FILE", str(tmp_path / "token"))
-    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="bucket")
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="secrets")
     yield
     server.stop()
 
@@ -42,7 +42,7 @@ def test_a_save_writes_no_secret_anywhere(
     secretive: None, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="unicron_lib")
-    store = open_store("s3://bucket/prefix")
+    store = open_store("s3://secrets/prefix")
     repository = CheckpointRepository(store, "killed")
     save(repository, 1, 1, 1000)
     repository.condemn(repository.manifest_keys()[0], "a test")
@@ -51,7 +51,7 @@ def test_a_save_writes_no_secret_anywhere(
     repository.collect(retain=1, generation=2)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StoreError) as refused:
-        open_store("s3://bucket/prefix").put("a", b"x")
+        open_store("s3://secrets/prefix").put("a", b"x")
     written = [store.url, repr(store), str(refused.value), caplog.text, *capfd.readouterr()]
     for key in store.list(""):
         written += [key, store.get(key).decode(errors="replace")]
