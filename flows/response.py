@@ -19,7 +19,7 @@ from tasks.transition import StepFailed, carry_out
 from unicron_lib.domain.actions import Continue, Dismiss, Respond, Rest, TripBreaker, Wait
 from unicron_lib.domain.cluster import ClusterState, IncidentStatus, PlanState
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
-from unicron_lib.domain.plans import STEP_ORDER, Step, StepKind
+from unicron_lib.domain.plans import STAGES, Step, StepKind
 from unicron_lib.domain.recovery import decide
 from unicron_lib.errors import IllegalTransition, StoreError, UserError
 
@@ -86,8 +86,10 @@ async def _act(call: Call, state: ClusterState, action: Continue | Respond | Dis
 
 async def _carry_out_plan(call: Call, progress: PlanState) -> None:
     plan = progress.plan
-    for kind in STEP_ORDER:
-        todo = [step for step in plan.steps if step.kind is kind and step.id not in progress.results]
+    for stage in STAGES:
+        todo = [step for step in plan.steps if step.kind in stage and step.id not in progress.results]
+        if not todo:
+            continue
         outcome = await _unless_superseded(plan.id, [call(carry_out, plan, step) for step in todo])
         if outcome is None:
             return

@@ -64,7 +64,7 @@ async def test_cancelled_at_any_await_it_goes_on_where_it_was(site, line):
     launches = [step for kind, step in site.agents.effects if kind == "launch_ranks"]
     assert len(launches) == len(set(launches)) == 4
     kinds = [kind for kind, _ in site.agents.effects[-7:]]
-    assert kinds.index("open_rendezvous") > max(i for i, kind in enumerate(kinds) if kind == "stop_ranks")
+    assert kinds.index("launch_ranks") > max(i for i, kind in enumerate(kinds) if kind == "stop_ranks")
 
 
 @pytest.mark.parametrize("number", range(1, 6))

@@ -19,7 +19,7 @@ from unicron_lib.domain.events import (
     StepCompleted,
 )
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
-from unicron_lib.domain.plans import STEP_ORDER, Plan, Step, StepKind
+from unicron_lib.domain.plans import STAGES, Plan, Step, StepKind
 from unicron_lib.domain.recovery import decide
 from unicron_lib.errors import IllegalTransition, StoreError
 from unicron_lib.journal import Journal
@@ -104,8 +104,8 @@ class Recovery:
 
     def _carry_out(self, progress: PlanState) -> Work:
         plan = progress.plan
-        for kind in STEP_ORDER:
-            todo = [step for step in plan.steps if step.kind is kind and step.id not in progress.results]
+        for stage in STAGES:
+            todo = [step for step in plan.steps if step.kind in stage and step.id not in progress.results]
             failed: list[tuple[Step, Exception]] = []
             children = [self.kernel.start(self.name, self._step(plan, step, failed), self.process) for step in todo]
             while not all(child.is_over for child in children):

@@ -70,8 +70,12 @@ class StepKind(StrEnum):
     RESUME = "resume"
 
 
-STEP_ORDER = (StepKind.DRAIN, StepKind.STOP, StepKind.RESTORE, StepKind.LAUNCH, StepKind.RESUME)
-"""Jobs go through these together: no job is launched before every GPU that it takes over is free."""
+STAGES = ((StepKind.DRAIN,), (StepKind.STOP, StepKind.RESTORE), (StepKind.LAUNCH,), (StepKind.RESUME,))
+"""Jobs go through these together: no job is launched before every GPU that it takes over is free.
+
+What commits while STOP and RESTORE run side by side is either admitted by RESTORE's fence or refused.
+"""
+STEP_ORDER = tuple(kind for stage in STAGES for kind in stage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

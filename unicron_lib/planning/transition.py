@@ -14,7 +14,7 @@ def steps(state: ClusterState, plan: Plan, emptied: Iterable[str]) -> tuple[Step
     """The steps of a plan that has its id and assignments, and takes all GPUs of the jobs `emptied` (paused or ended).
 
     A job that may have live ranks is drained and stopped wherever they may be, as far as they do not live on; one with an
-    assignment is then restored, launched and resumed. All jobs go through `STEP_ORDER` together. A step's generation is the new
+    assignment is then restored, launched and resumed. All jobs go through the `STAGES` together. A step's generation is the new
     one of its job.
     """
     goals: list[tuple[str, int, Assignment | None]] = [(a.job, a.generation, a) for a in plan.assignments]
