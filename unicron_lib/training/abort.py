@@ -4,14 +4,14 @@ gloo and the rendezvous store have no abort that unblocks a waiting thread, but 
 connections end. NCCL has one, which is asked too.
 """
 
-import gc
 import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 log = logging.getLogger(__name__)
 EVERY_S = 0.05
@@ -52,25 +52,31 @@ class Breaker:
 
 
 def break_connections() -> int:
-    """Shut down all established TCP connections that are not Python's own; returns how many.
+    """Shut down all established TCP connections but those to the object store; returns how many.
 
-    Those of torch are C++'s. Python's belong to the object store, where a save may be under way that nobody wants to lose.
-    Listening sockets stay: gloo terminates the process when its own is gone.
+    A save may be under way there that nobody wants to lose. Listening sockets stay: gloo terminates the process when its own is
+    gone.
     """
-    spared = {own.fileno() for own in gc.get_objects() if issubclass(type(own), socket.socket)}
+    spared = store_ports(os.environ)
     broken = 0
-    for connection in _connections(spared):
+    for connection in _connections():
         with connection, suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
-            broken += 1
+            if connection.getpeername()[1] not in spared:
+                connection.shutdown(socket.SHUT_RDWR)
+                broken += 1
     return broken
 
 
-def _connections(spared: set[int]) -> Iterator[socket.socket]:
+def store_ports(variables: Mapping[str, str]) -> frozenset[int]:
+    """The ports that an S3 server answers on, by the AWS_* variables; 443 and 80 if they name none."""
+    named = [urlsplit(variables.get(name, "")) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")]
+    return frozenset({443, 80, *(url.port for url in named if url.port)})
+
+
+def _connections() -> Iterator[socket.socket]:
     """Copies of the process's TCP sockets that do not listen."""
     for entry in Path("/proc/self/fd").iterdir():
-        descriptor = int(entry.name)
-        if descriptor not in spared and (copy := _copy(descriptor)) is not None:
+        if (copy := _copy(int(entry.name))) is not None:
             is_tcp = copy.family in {socket.AF_INET, socket.AF_INET6} and copy.type == socket.SOCK_STREAM
             if is_tcp and not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 yield copy
