@@ -73,7 +73,9 @@ class RecoveryService:
     async def _serve(self) -> None:
         own = (self._listen, self._adopt_orphans, self._record_late)
         beside = (keep_watched, keep_foreseeing, keep_rebalancing, keep_diagnosed, keep_checked)
-        background = [asyncio.create_task(work()) for work in (*own, *beside)]
+        background = [asyncio.create_task(work(), name=work.__name__) for work in (*own, *beside)]
+        for task in background:
+            task.add_done_callback(_tell_end)
         try:
             while True:
                 pause_s = await self._look()
@@ -202,6 +204,12 @@ class RecoveryService:
             except UnicronError as error:
                 log.warning("%s", error)
                 await asyncio.sleep(POLL_S)
+
+
+def _tell_end(task: asyncio.Task[None]) -> None:
+    """What works beside the recoveries should do so for ever."""
+    if not task.cancelled() and (error := task.exception()):
+        log.error("%s has ended", task.get_name(), exc_info=error)
 
 
 def _incidents_of(state: ClusterState, action: Action) -> tuple[str, ...]:

@@ -88,16 +88,21 @@ async def test_a_step_whose_completion_could_not_be_journalled_has_its_effect_on
     assert site.journal.state.jobs["gpt-a"].generation == 2
 
 
-async def test_a_refused_step_is_a_failure_of_the_job_and_is_planned_again(site):
-    site.fail("f1")
-    site.agents.refuse["launch_ranks"] = "no memory"
+def refusing(site, kind):
+    """Calls tasks while agents refuse the command, until that is told as a failure."""
+    site.agents.refuse[kind] = "no memory"
 
-    async def heals(task, *args):
+    async def call(task, *args):
         if any(failure.id.startswith("step/") for i in site.journal.state.incidents.values() for failure in i.failures):
             site.agents.refuse.clear()
         return await plain(task, *args)
 
-    await respond(heals)
+    return call
+
+
+async def test_a_refused_step_is_a_failure_of_the_job_and_is_planned_again(site):
+    site.fail("f1")
+    await respond(refusing(site, "launch_ranks"))
     state = site.journal.state
     told = [failure.evidence for i in state.incidents.values() for failure in i.failures]
     assert any("no memory" in text for text in told)
@@ -201,14 +206,7 @@ async def test_survivors_live_on_and_the_journal_tells_from_where_the_job_went_o
 
 async def test_after_a_launch_in_vain_no_rank_lives_on(site):
     site.fail("f1")
-    site.agents.refuse["launch_ranks"] = "no memory"
-
-    async def heals(task, *args):
-        if any(failure.id.startswith("step/") for i in site.journal.state.incidents.values() for failure in i.failures):
-            site.agents.refuse.clear()
-        return await plain(task, *args)
-
-    await respond(heals)
+    await respond(refusing(site, "launch_ranks"))
     assert site.agents.adopted == []
     kinds = [kind for kind, _ in site.agents.effects]
     assert kinds.index("hold_ranks") < kinds.index("drain_ranks")

@@ -216,3 +216,14 @@ async def test_an_end_that_coincides_with_news_is_no_less_an_end(two_jobs, turns
     await asyncio.gather(serves, return_exceptions=True)
     assert ended
     assert serves.cancelled()
+
+
+async def test_what_ends_beside_the_recoveries_is_told_and_they_go_on(two_jobs, monkeypatch, caplog) -> None:
+    async def keep_watched() -> None:
+        raise LookupError("nobody expected this")
+
+    monkeypatch.setattr(service, "keep_watched", keep_watched)
+    async with serving():
+        fail(two_jobs, "f1", "gpt-a")
+        await closed(two_jobs, 1)
+    assert "keep_watched has ended" in caplog.text

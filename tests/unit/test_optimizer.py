@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from unicron_lib.checkpointing.tensors import unpack
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.training.flops import iteration_flops
 from unicron_lib.training.optimizer import AdamW, clip, learning_rate
-from unicron_lib.training.shards import own_share, snapshot
+from unicron_lib.training.shards import own_share, to_bytes
 
 
 def test_steps_are_those_of_torchs_adamw() -> None:
@@ -68,8 +69,12 @@ def test_every_tensor_is_saved_by_one_rank(world_size: int) -> None:
     assert all(shares)
 
 
-def test_a_snapshot_keeps_its_values() -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_what_is_to_be_uploaded_keeps_its_values(*, again: bool) -> None:
+    """PB37: also in memory that is used again."""
     tensor = torch.ones(1000)
-    copy = snapshot({"t": tensor})
+    into = to_bytes({"t": torch.zeros(1000)}) if again else None
+    copy = to_bytes({"t": tensor}, into)
+    assert (copy is into) is again
     tensor.fill_(2.0)
-    assert bool((copy["t"] == 1.0).all())
+    assert bool((unpack(copy, "a")["t"] == 1.0).all())

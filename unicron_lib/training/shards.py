@@ -22,11 +22,6 @@ def own_share(state: Mapping[str, torch.Tensor], *, rank: int, world_size: int) 
     return mine
 
 
-def snapshot(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A copy in host memory that later steps do not change."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
-
-
 def to_bytes(tensors: Mapping[str, torch.Tensor], into: bytearray | None = None) -> bytearray:
     """One safetensors file in host memory, a copy that later steps do not change; in the memory of `into` if that fits."""
     return pack(tensors, into)
