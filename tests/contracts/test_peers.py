@@ -110,6 +110,19 @@ def test_a_tensor_goes_from_one_rank_to_another_one_and_back(together) -> None:
     assert together(3, body) == {0: [0.0] * 4, 1: [1.0] * 4, 2: [3.0] * 4}
 
 
+def test_two_ranks_swap_tensors_though_neither_waits_for_the_other_one_to_take(together) -> None:
+    def body(peers: Peers):
+        if peers.rank == 1:
+            return None
+        mine, theirs = torch.full((100_000,), float(peers.rank)), torch.empty(100_000)
+        for _ in range(3):
+            peers.swap(mine, theirs, 2 - peers.rank)
+            mine = theirs + 1
+        return float(mine.mean())
+
+    assert together(3, body) == {0: 5.0, 1: None, 2: 3.0}
+
+
 @pytest.mark.parametrize("dying", [0, 1])
 def test_whoever_needs_a_rank_that_is_gone_fails_now_and_later(together, dying: int) -> None:
     def body(peers: Peers):

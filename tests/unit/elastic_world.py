@@ -1,9 +1,8 @@
 """A job whose ranks die, park, come and go, in one process: real replicas, loops and hand-overs, over peers in memory."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from memory_peers import Fault, Killed, Room
@@ -12,7 +11,9 @@ from stage import Stage
 from unicron_lib.agent.beats import BeatWriter
 from unicron_lib.agent.rank_messages import Progress
 from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.domain.plans import Layout, Place
 from unicron_lib.training.environment import RankEnvironment
+from unicron_lib.training.groups import members_of
 from unicron_lib.training.handover import Fallback, Memory, hand_over
 from unicron_lib.training.ledger import Ledger
 from unicron_lib.training.loop import Loop, Work
@@ -41,7 +42,7 @@ def small_job(**changes) -> JobSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """What the next generation is like: its size, who of the survivors sits it out, how ranks are numbered, what happens."""
+    """What the next generation is like: its replicas, who of the survivors sits it out, how they are numbered, what happens."""
 
     size: int
     faults: tuple[Fault, ...] = ()
@@ -55,9 +56,9 @@ class CountingReplica(Replica):
 
     computed: list[tuple[int, int]]
 
-    def add_micro_batch(self, samples, tokens, *, iteration, first) -> None:
-        self.computed.append((iteration, first // len(samples)))
-        super().add_micro_batch(samples, tokens, iteration=iteration, first=first)
+    def forward(self, batch, arrived) -> torch.Tensor:
+        self.computed.append((batch.iteration, batch.number))
+        return super().forward(batch, arrived)
 
 
 class FakeLink:
@@ -88,19 +89,34 @@ class FakeLink:
 
 @dataclass
 class Checkpoints:
-    """The newest complete checkpoint."""
+    """The newest complete checkpoint: what the ranks of a replica have saved of it, by their places."""
 
     iteration: int = -1
     loss: float = 0.0
-    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    state: dict[Place, dict[str, torch.Tensor]] = field(default_factory=dict)
     saves: list[int] = field(default_factory=list)
+    begun: dict[tuple[int, int], dict[Place, dict[str, torch.Tensor]]] = field(default_factory=dict)
+
+
+@dataclass
+class Saving:
+    """One rank's way to save: those of the first replica do."""
+
+    checkpoints: Checkpoints
+    layout: Layout
+    place: Place
 
     is_stale = is_busy = False
 
     def begin(self, position, state) -> None:
-        self.saves.append(position.iteration)
-        self.iteration, self.loss = position.iteration, position.loss
-        self.state = {name: tensor.clone() for name, tensor in state.items()}
+        if self.place.dp:
+            return
+        parts = self.checkpoints.begun.setdefault((position.iteration, position.generation), {})
+        parts[self.place] = {name: tensor.clone() for name, tensor in state.items()}
+        if len(parts) == self.layout.replica_size:
+            self.checkpoints.saves.append(position.iteration)
+            self.checkpoints.iteration, self.checkpoints.loss = position.iteration, position.loss
+            self.checkpoints.state = parts
 
 
 class World:
@@ -115,7 +131,10 @@ class World:
         self.said: list[Progress] = []
         self.recomputed: list[tuple[int, int]] = []
         self.sat_out: set[int] = set()
-        self._pool = list(pool)
+        self._layout = spec.layout(spec.replica_gpus)
+        self._pool: dict[Place, list[CountingReplica]] = {}
+        for replica in pool:
+            self._pool.setdefault(replica.siblings.place, []).append(replica)
         self._born = 0
 
     def live(self, plan: Generation) -> bool:
@@ -137,7 +156,8 @@ class World:
         for rank, name in enumerate(members):
             self.recomputed += [done for done in self.people[name].replica.computed if done in held]
             if isinstance(outcomes[rank], Killed):
-                self._pool.append(self.people.pop(name).replica)
+                replica = self.people.pop(name).replica
+                self._pool[replica.siblings.place].append(replica)
             elif not isinstance(outcomes[rank], CollectiveFailed | Parked | bool):
                 raise outcomes[rank]
         return all(outcome is True for outcome in outcomes.values())
@@ -145,10 +165,10 @@ class World:
     def _rank(self, room: Room, rank: int, name: int, link: FakeLink) -> bool:
         env = self._environment(rank, room.size, node=f"node-{name % 2}")
         memory = self.people[name]
-        peers = room.peers(rank)
+        groups = {group: room.peers(rank, members) for group, members in members_of(env.layout, rank).items()}
         try:
             origin = hand_over(
-                peers,
+                room.peers(rank),
                 memory,
                 node=env.node,
                 generation=self.generation,
@@ -158,37 +178,43 @@ class World:
             loop = Loop(
                 env,
                 memory=memory,
-                peers=peers,
-                work=Work(self.spec, rank=rank, world_size=room.size),
-                saver=self.checkpoints if rank == 0 else SimpleNamespace(is_stale=False, is_busy=False, begin=lambda *_: None),
+                peers=groups["column"],
+                work=Work(self.spec, replica=env.place.dp, num_replicas=env.layout.dp),
+                saver=Saving(self.checkpoints, env.layout, env.place),
                 link=link,
                 beats=BeatWriter(None),
                 origin=origin,
             )
-            with Ledger(self.directory, generation=self.generation, rank=rank) as ledger:
+            siblings = memory.replica.siblings.met(line=groups["line"], replica=groups["replica"])
+            with siblings, Ledger(self.directory, generation=self.generation, rank=rank) as ledger:
                 return loop.run(ledger)
         finally:
             room.leave(rank)
 
     def _fallback(self, memory: Memory) -> Fallback:
-        saved = Checkpoints(self.checkpoints.iteration, self.checkpoints.loss, self.checkpoints.state)
+        saved = replace(self.checkpoints)
 
         def load() -> float:
-            memory.replica.load(saved.state)
+            memory.replica.load(saved.state[memory.replica.siblings.place])
             return saved.loss
 
         return Fallback(iteration=saved.iteration, name="" if saved.iteration < 0 else "manifest", load=load)
 
     def _members(self, plan: Generation) -> Sequence[int]:
-        present = [name for place, name in enumerate(sorted(self.people)) if place not in plan.absent][: plan.size]
-        while len(present) < plan.size:
-            present.append(self._newcomer())
+        """Processes for all ranks: whoever has a place keeps it, in whatever replica."""
+        present = [name for number, name in enumerate(sorted(self.people)) if number not in plan.absent]
+        columns = [self._column(present, plan.size, rank) for rank in range(self._layout.replica_size)]
         turn = plan.turn % plan.size
-        return present[turn:] + present[:turn]
+        return [name for replica in zip(*(column[turn:] + column[:turn] for column in columns), strict=True) for name in replica]
 
-    def _newcomer(self) -> int:
+    def _column(self, present: Sequence[int], size: int, rank: int) -> list[int]:
+        place = self._layout.place(rank)
+        own = [name for name in present if self.people[name].replica.siblings.place == place][:size]
+        return own + [self._newcomer(place) for _ in range(size - len(own))]
+
+    def _newcomer(self, place: Place) -> int:
         """A process with a replica that holds nothing of use."""
-        replica = self._pool.pop()
+        replica = self._pool[place].pop()
         with replica.filling() as flats:
             for flat in (*flats, replica.buffer):
                 flat.fill_(float("nan"))
@@ -221,6 +247,8 @@ class World:
             run_dir=self.directory,
             agent_socket="",
             store_url="",
+            tp=self._layout.tp,
+            pp=self._layout.pp,
         )
 
 

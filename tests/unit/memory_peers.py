@@ -51,15 +51,22 @@ class Room:
         self.meetings: dict[object, _Meeting] = {}
         self._points = [0] * size
 
-    def peers(self, rank: int) -> "MemoryPeers":
-        return MemoryPeers(self, rank)
+    def peers(self, rank: int, members: tuple[int, ...] = ()) -> "MemoryPeers":
+        """A rank's view of all, or of the `members` alone, among which it has the number of its place."""
+        return MemoryPeers(self, rank, members or tuple(range(self.size)))
 
     def leave(self, rank: int) -> None:
         self.gone.add(rank)
 
+    def pause(self, rank: int, until: Callable[[], bool] = lambda: True) -> None:
+        """Let others run. What is random is each rank's own, as if it were a process."""
+        own = torch.get_rng_state()
+        self.stage.pause(rank, until)
+        torch.set_rng_state(own)
+
     def pass_point(self, rank: int) -> Fault | None:
         """Let others run; what has been ordered for this point. A fault that comes before it happens here."""
-        self.stage.pause(rank)
+        self.pause(rank)
         at, self._points[rank] = self._points[rank], self._points[rank] + 1
         fault = self.faults.get((rank, at))
         if fault and fault.moment == "before":
@@ -78,38 +85,41 @@ class Room:
 
 
 class MemoryPeers:
-    """One rank's view of a room."""
+    """One rank's view of a room, or of some members of it."""
 
-    def __init__(self, room: Room, rank: int) -> None:
-        self._room = room
-        self.rank, self.size = rank, room.size
+    def __init__(self, room: Room, rank: int, members: tuple[int, ...]) -> None:
+        self._room, self._rank, self._members = room, rank, members
+        self.rank, self.size = members.index(rank), len(members)
         self._calls: dict[object, int] = {}
 
     def sum(self, tensor: torch.Tensor) -> None:
         def take(parts: dict[int, Any]) -> None:
             tensor.zero_()
-            for rank in range(self.size):
+            for rank in self._members:
                 tensor.add_(parts[rank])
 
-        self._meet("sum", "all", range(self.size), tensor.clone(), take, spoil=lambda: tensor.fill_(float("nan")))
+        self._meet("sum", "all", self._members, tensor.clone(), take, spoil=lambda: tensor.fill_(float("nan")))
 
     def exchange(self, mine: bytes) -> list[bytes]:
         told: list[bytes] = []
-        self._meet("exchange", "all", range(self.size), mine, lambda parts: told.extend(parts[r] for r in range(self.size)))
+        self._meet("exchange", "all", self._members, mine, lambda parts: told.extend(parts[r] for r in self._members))
         return told
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
-        self._meet("pair", (self.rank, to), (self.rank, to), tensor.clone(), lambda _: None)
+        pair = (self._rank, self._members[to])
+        self._meet("pair", pair, pair, tensor.clone(), lambda _: None)
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
-        def take(parts: dict[int, Any]) -> None:
-            assert (tensor.shape, tensor.dtype) == (parts[source].shape, parts[source].dtype)
-            tensor.copy_(parts[source])
+        pair = (self._members[source], self._rank)
+        self._meet("pair", pair, pair, None, lambda parts: fill(tensor, parts[pair[0]]), spoil=tensor.zero_)
 
-        self._meet("pair", (source, self.rank), (source, self.rank), None, take, spoil=tensor.zero_)
+    def swap(self, give: torch.Tensor, take: torch.Tensor, other: int) -> None:
+        pair = tuple(sorted((self._rank, self._members[other])))
+        giver = self._members[other]
+        self._meet("swap", ("swap", pair), pair, give.clone(), lambda parts: fill(take, parts[giver]), spoil=take.zero_)
 
     def _meet(self, kind, place, members, mine, take, spoil=lambda: None) -> None:
-        room, rank = self._room, self.rank
+        room, rank, place = self._room, self._rank, (self._members, place)
         number = self._calls[place] = self._calls.get(place, -1) + 1
         try:
             fault = room.pass_point(rank)
@@ -120,7 +130,7 @@ class MemoryPeers:
             is_amid = fault is not None and fault.moment == "amid"
             if is_amid:
                 meeting.unlucky = frozenset(members) - fault.lucky
-            room.stage.pause(rank, lambda: self._is_over(meeting, members))
+            room.pause(rank, lambda: self._is_over(meeting, members))
             if is_amid:
                 room.strike(fault)
             self._check_connected(meeting, members)
@@ -140,8 +150,14 @@ class MemoryPeers:
     def _is_lost(self, meeting: _Meeting, members) -> bool:
         """Whoever has given its part may go: the others have it."""
         missing = set(members) - set(meeting.parts)
-        return bool(self._room.is_cut or self._room.gone & missing) if missing else self.rank in meeting.unlucky
+        return bool(self._room.is_cut or self._room.gone & missing) if missing else self._rank in meeting.unlucky
 
     def _check_connected(self, meeting: _Meeting, members) -> None:
         if self._is_lost(meeting, members):
             raise CollectiveFailed("RuntimeError", "Connection closed by peer")
+
+
+@torch.no_grad()
+def fill(tensor: torch.Tensor, arrived: torch.Tensor) -> None:
+    assert (tensor.shape, tensor.dtype) == (arrived.shape, arrived.dtype)
+    tensor.copy_(arrived)

@@ -220,7 +220,7 @@ def test_a_checkpoint_of_a_later_version_is_skipped_but_not_condemned(
     repository: CheckpointRepository, store: FileStore
 ) -> None:
     good, later = save(repository, 1), save(repository, 2)
-    store.put(later.key, store.get(later.key).replace(b'"format": 1', b'"format": 2'))
+    store.put(later.key, store.get(later.key).replace(b'"format": 1', b'"format": 3'))
     manifest, (reason,) = repository.newest_complete(condemn=True)
     assert manifest == good
     assert "written by a later version" in reason

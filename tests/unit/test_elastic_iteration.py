@@ -150,7 +150,7 @@ def test_a_micro_batch_leaves_out_the_same_whoever_computes_it_and_changes_no_ot
         replica.begin()
         effort, replica.computed = Effort(), []
         effort.begin(iteration, [5])
-        Work(SPEC, rank=0, world_size=1).do(replica, effort)
+        Work(SPEC, replica=0, num_replicas=1).do(replica, effort)
         gradients.append(replica.buffer.clone())
     assert torch.equal(gradients[0], gradients[1])
     assert not torch.equal(gradients[0], gradients[2])
@@ -158,7 +158,7 @@ def test_a_micro_batch_leaves_out_the_same_whoever_computes_it_and_changes_no_ot
 
 
 def test_micro_batches_that_are_added_later_leave_final_buckets_alone(pool) -> None:
-    replica, effort, work = pool[0], Effort(), Work(SPEC, rank=0, world_size=1)
+    replica, effort, work = pool[0], Effort(), Work(SPEC, replica=0, num_replicas=1)
     replica.initialize()
     replica.begin()
     replica.computed = []

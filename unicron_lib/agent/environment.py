@@ -68,6 +68,8 @@ def rank_environment(
         "UNICRON_AGENT_SOCKET": socket,
         "UNICRON_LOG_FILE": log_file(facts, command.job, command.generation, f"r{rank}"),
         BEAT_FILE: beat_path(socket.parent, command.job, command.generation, rank),
+        "UNICRON_TP": command.layout.tp,
+        "UNICRON_PP": command.layout.pp,
         "UNICRON_STORE_URL": command.store_url,
         "UNICRON_JOB_SPEC": _spec.dump_json(command.spec).decode(),
     }

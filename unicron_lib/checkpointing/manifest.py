@@ -2,16 +2,21 @@
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from unicron_lib.checkpointing.slices import TensorSlice, are_apart
 from unicron_lib.domain.jobs import NAME
 from unicron_lib.domain.plans import Layout
 from unicron_lib.errors import CheckpointError
 
-FORMAT: Literal[1] = 1
+WHOLE: Literal[1] = 1
+SLICED: Literal[2] = 2
+NEWEST_FORMAT = SLICED
+"""Format 1 has every tensor whole. In format 2 each shard says where its tensors lie in the whole ones."""
 LATER_FORMAT = "written by a later version of Unicron"
 LARGEST = 10**10 - 1
 LARGEST_BYTES = 1 << 60
@@ -24,7 +29,7 @@ TENSOR = re.compile(r"[A-Za-z0-9_.]{1,500}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One object of a checkpoint: a safetensors file that holds `tensors`, each whole."""
+    """One object of a checkpoint: a safetensors file that holds `tensors`, each whole, or the one of `slices` that it names."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid", "strict": True}
 
@@ -32,12 +37,15 @@ class Shard:
     num_bytes: int
     sha256: str
     tensors: tuple[str, ...]
+    slices: Mapping[str, TensorSlice] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 < self.num_bytes <= LARGEST_BYTES or not SHA256.fullmatch(self.sha256):
             raise ValueError(f"shard {self.key!r} has {self.num_bytes} bytes and the digest {self.sha256[:70]!r}")
         if not self.tensors or not all(TENSOR.fullmatch(name) for name in self.tensors):
             raise ValueError(f"shard {self.key!r} has no tensors, or some with impossible names")
+        if self.slices and self.slices.keys() != set(self.tensors):
+            raise ValueError(f"shard {self.key!r} has slices of other tensors than it holds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +70,7 @@ class Manifest:
     committed_at: float = 0.0
     blocking_s: float = 0.0
     upload_s: float = 0.0
-    format: Literal[1] = FORMAT
+    format: Literal[1, 2] = WHOLE
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.job):
@@ -80,9 +88,20 @@ class Manifest:
         outside = [shard.key[:80] for shard in self.shards if not inside.fullmatch(shard.key)]
         if outside:
             raise ValueError(f"shards outside the job's own keys: {', '.join(map(repr, outside))}")
+        self._check_tensors()
+
+    def _check_tensors(self) -> None:
+        if any(bool(shard.slices) != (self.format == SLICED) for shard in self.shards):
+            raise ValueError(f"format {SLICED} says of every tensor where it lies, format {WHOLE} of none")
         names = [name for shard in self.shards for name in shard.tensors]
-        if len(names) != len(set(names)):
+        if self.format == WHOLE and len(names) != len(set(names)):
             raise ValueError("a tensor is in two shards")
+        together: dict[str, list[TensorSlice]] = {}
+        for name, piece in (entry for shard in self.shards for entry in shard.slices.items()):
+            together.setdefault(name, []).append(piece)
+        wrong = next((name for name, pieces in together.items() if not are_apart(pieces)), None)
+        if wrong:
+            raise ValueError(f"the slices of {wrong} contradict each other")
 
     @property
     def key(self) -> str:
@@ -109,8 +128,14 @@ _shard: TypeAdapter[Shard] = TypeAdapter(Shard)
 
 
 def dump_manifest(manifest: Manifest) -> bytes:
-    """The manifest as JSON; the same bytes for the same manifest."""
-    return _manifest.dump_json(manifest, indent=1)
+    """The manifest as JSON; the same bytes for the same manifest. One of format 1 is what earlier versions can read."""
+    left_out = {"shards": {"__all__": {"slices"}}} if manifest.format == WHOLE else None
+    return _manifest.dump_json(manifest, indent=1, exclude=left_out)
+
+
+def format_of(shards: Iterable[Shard]) -> Literal[1, 2]:
+    """The format of a manifest of these shards."""
+    return SLICED if any(shard.slices for shard in shards) else WHOLE
 
 
 def parse_manifest(data: bytes) -> Manifest:
@@ -119,14 +144,14 @@ def parse_manifest(data: bytes) -> Manifest:
         return _manifest.validate_json(data)
     except ValidationError as error:
         told = re.search(rb'"format":\s*([0-9]{1,9})\b', data)
-        if told and int(told[1]) > FORMAT:
-            raise CheckpointError(f"the manifest was {LATER_FORMAT}: its format is {int(told[1])}, not {FORMAT}") from error
+        if told and int(told[1]) > NEWEST_FORMAT:
+            raise CheckpointError(f"the manifest was {LATER_FORMAT}: its format is {int(told[1])}, at most {NEWEST_FORMAT} can be read") from error
         raise CheckpointError(f"the manifest is damaged: {_first(error)}") from error
 
 
 def dump_shard(shard: Shard) -> bytes:
     """The sidecar of a shard as JSON."""
-    return _shard.dump_json(shard)
+    return _shard.dump_json(shard, exclude=None if shard.slices else {"slices"})
 
 
 def parse_shard(data: bytes) -> Shard:

@@ -13,8 +13,9 @@ exist for anybody (`fences.py`).
 import hashlib
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 
 from unicron_lib.checkpointing.fences import Fence, Fences
 from unicron_lib.checkpointing.manifest import (
@@ -28,6 +29,7 @@ from unicron_lib.checkpointing.manifest import (
     parse_manifest,
     parse_shard,
 )
+from unicron_lib.checkpointing.slices import TensorSlice
 from unicron_lib.checkpointing.store import Arrived, ObjectStore, ignore
 from unicron_lib.errors import CheckpointError, ObjectNotFound, StaleGeneration
 
@@ -59,13 +61,17 @@ class CheckpointRepository:
         rank: int,
         data: bytes | bytearray | memoryview,
         tensors: tuple[str, ...],
+        slices: Mapping[str, TensorSlice] = MappingProxyType({}),
     ) -> Shard:
         """Write one rank's shard, then its sidecar. `save` tells apart several saves of one iteration and generation.
+
+        `slices` says of each tensor where it lies in the whole one, of none if all are whole.
 
         Raises StoreError when that takes longer than the deadline. `data` must not change meanwhile.
         """
         key = f"{self._folder(iteration, generation, save)}/r{rank}.safetensors"
-        shard = Shard(key=key, num_bytes=len(data), sha256=self._send(key, memoryview(data)), tensors=tensors)
+        digest = self._send(key, memoryview(data))
+        shard = Shard(key=key, num_bytes=len(data), sha256=digest, tensors=tensors, slices=dict(slices))
         self._store.put(_sidecar(key), dump_shard(shard))
         return shard
 

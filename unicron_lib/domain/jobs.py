@@ -24,6 +24,7 @@ SECTIONS = ("setup", "step", "eval", "checkpoint")
 OF_A_COMMAND = ("working_dir", "env", "checkpoint_dir", "repair_tracker")
 OF_THE_TRAINER = (
     *("num_layers", "hidden_size", "num_attention_heads", "seq_length", "vocab_size", "micro_batch_size", "global_batch_size"),
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
     *("train_iters", "seed", "lr", "min_lr", "lr_warmup_iters", "weight_decay", "clip_grad"),
     *("hidden_dropout", "params_dtype", "data_path"),
     *("save_interval", "save_retain", "load", "log_interval", "pace_s"),
@@ -52,6 +53,9 @@ class JobSpec:
     one if it is given. Left out, the job's own measurements fill it. `pace_s` is a floor for the duration of one
     iteration, with which a toy model stands in for a large one. `load` "latest" goes on from the newest checkpoint of an
     earlier submission of the same name; without it each submission begins anew.
+
+    A replica of the model is `tensor_model_parallel_size * pipeline_model_parallel_size` GPUs; the job runs on any number of whole
+    replicas that its limits allow. A checkpoint can be loaded with other sizes.
 
     A job with a `command` is any program that torchrun could start; a first word `python` is the agent's own interpreter. It
     has no keys of our trainer. It runs in `working_dir` ("": a directory of the job's own on each node), with `env` on top of
@@ -92,6 +96,8 @@ class JobSpec:
     num_attention_heads: int = 4
     seq_length: int = 64
     vocab_size: int = 256
+    tensor_model_parallel_size: int = 1
+    pipeline_model_parallel_size: int = 1
     micro_batch_size: int = 1
     global_batch_size: int = 8
     train_iters: int = 100
@@ -141,7 +147,7 @@ class JobSpec:
                 f"global_batch_size {self.global_batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}",
             ),
             (
-                self.min_gpus > batches and not self.command,
+                self.min_gpus > batches * self.replica_gpus and not self.command,
                 f"min_gpus {self.min_gpus} leaves ranks without work: a global batch has {batches} micro-batches",
             ),
             (
@@ -150,9 +156,28 @@ class JobSpec:
             ),
             (self.vocab_size < 256 and self.data_path.startswith("builtin:"), "byte tokens need a vocab_size of at least 256"),
             (self.params_dtype not in {"float32", "float64", "bfloat16"}, f"params_dtype {self.params_dtype!r} is unknown"),
+            *self._parallel_checks(),
             *self._command_checks(),
             *self._throughput_checks(),
             *self._timeout_checks(),
+        )
+
+    def _parallel_checks(self) -> tuple[tuple[bool, str], ...]:
+        tp, pp = max(1, self.tensor_model_parallel_size), max(1, self.pipeline_model_parallel_size)
+        uncut = [f"{key} {getattr(self, key)}" for key in ("num_attention_heads", "vocab_size") if getattr(self, key) % tp]
+        uneven = [
+            f"{key} {number}"
+            for key in ("min_gpus", "max_gpus")
+            if (number := getattr(self, key)) is not None and number % (tp * pp)
+        ]
+        return (
+            (bool(uncut), f"tensor_model_parallel_size {tp} does not divide {', '.join(uncut)}"),
+            (self.num_layers % pp != 0, f"pipeline_model_parallel_size {pp} does not divide num_layers {self.num_layers}"),
+            (
+                bool(uneven),
+                f"{', '.join(uneven)} is no multiple of a replica's GPUs: tensor_model_parallel_size {tp} times "
+                f"pipeline_model_parallel_size {pp}",
+            ),
         )
 
     def _command_checks(self) -> tuple[tuple[bool, str], ...]:
@@ -220,6 +245,11 @@ class JobSpec:
         )
 
     @property
+    def replica_gpus(self) -> int:
+        """GPUs of one replica of the model."""
+        return self.tensor_model_parallel_size * self.pipeline_model_parallel_size
+
+    @property
     def num_micro_batches(self) -> int:
         """Micro-batches of one iteration, over all ranks."""
         return self.global_batch_size // self.micro_batch_size
@@ -228,16 +258,16 @@ class JobSpec:
         """The numbers of GPUs, up to `num_gpus`, on which the job can run."""
         most = min(num_gpus, self._most(num_gpus))
         offered = self.throughput_flops or range(self.min_gpus, most + 1)
-        return tuple(x for x in sorted(offered) if self.min_gpus <= x <= most)
+        return tuple(x for x in sorted(offered) if self.min_gpus <= x <= most and x % self.replica_gpus == 0)
 
     def admits(self, num_gpus: int) -> bool:
         """Whether the job's own limits allow that many GPUs."""
-        return self.min_gpus <= num_gpus <= self._most(num_gpus)
+        return self.min_gpus <= num_gpus <= self._most(num_gpus) and num_gpus % self.replica_gpus == 0
 
     def _most(self, num_gpus: int) -> int:
         """The most GPUs that it can use, `num_gpus` if nothing limits it. How a command shares its batch is its own affair."""
         most = self.max_gpus or num_gpus
-        return most if self.command else min(most, self.num_micro_batches)
+        return most if self.command else min(most, self.num_micro_batches * self.replica_gpus)
 
     @property
     def guards_loss(self) -> bool:
@@ -245,8 +275,9 @@ class JobSpec:
         return self.loss_guard and not self.command
 
     def layout(self, num_gpus: int) -> Layout:
-        """The parallel layout on `num_gpus` GPUs: data parallelism only, for now."""
-        return Layout(tp=1, pp=1, dp=num_gpus)
+        """The parallel layout on `num_gpus` GPUs, at least one replica."""
+        tp, pp = self.tensor_model_parallel_size, self.pipeline_model_parallel_size
+        return Layout(tp=tp, pp=pp, dp=max(1, num_gpus // self.replica_gpus))
 
 
 DEFAULTS: Mapping[str, object] = {

@@ -7,8 +7,20 @@ from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a rank is in a layout: its slice of every cut tensor, its pipeline stage, its replica; all from 0."""
+
+    tp: int = 0
+    pp: int = 0
+    dp: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Sizes of tensor, pipeline and data parallelism."""
+    """Sizes of tensor, pipeline and data parallelism.
+
+    A replica is `tp * pp` ranks with consecutive numbers, stage by stage: lost together, and placed together.
+    """
 
     tp: int = 1
     pp: int = 1
@@ -18,6 +30,16 @@ class Layout:
     def num_gpus(self) -> int:
         """GPUs that the layout takes."""
         return self.tp * self.pp * self.dp
+
+    @property
+    def replica_size(self) -> int:
+        """Ranks of one replica."""
+        return self.tp * self.pp
+
+    def place(self, rank: int) -> Place:
+        """Where a rank is."""
+        replica, part = divmod(rank, self.replica_size)
+        return Place(tp=part % self.tp, pp=part // self.tp, dp=replica)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,6 +1,7 @@
 """How the ranks of a new generation go on with what is left in their memories: a pure function of what each of them has.
 
-Every rank computes it for itself from the same standings.
+Every rank computes it for itself from the same standings. A replica is `replica_size` ranks with consecutive numbers, a column
+the ranks with the same place in their replicas: their states, and their sums, are alike.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,8 @@ class Agreement:
     state, None if it needs none or loads the fallback. `keeps` are the micro-batches in each rank's buffer that count; a rank
     whose entry is smaller than what it has done clears all buckets that are not final. `reduced` are the final buckets, and the
     generation that summed each; `bucket_from` names who gives them to the ranks in `lacks`. `todo` are the micro-batches
-    that each rank is to add to the other buckets, `in_place_of_lost` those among them that were no rank's here.
+    that each rank is to add to the other buckets, `in_place_of_lost` those among them that were no rank's here. What is said of
+    buckets is said of one column; `is_resumed` tells whether something of the iteration under way is kept in any.
     """
 
     iteration: int
@@ -50,11 +52,7 @@ class Agreement:
     lacks: Mapping[int, tuple[int, ...]]
     todo: Mapping[int, tuple[int, ...]]
     in_place_of_lost: Mapping[int, tuple[int, ...]]
-
-    @property
-    def is_resumed(self) -> bool:
-        """Whether something of the iteration under way is kept."""
-        return bool(self.reduced) or any(self.keeps.values())
+    is_resumed: bool
 
     @property
     def loads_fallback(self) -> bool:
@@ -62,40 +60,55 @@ class Agreement:
         return not self.holders
 
 
-def agree(standings: Sequence[Standing], *, num_micro_batches: int, num_buckets: int, fallback_iteration: int) -> Agreement:
+def agree(
+    standings: Sequence[Standing],
+    *,
+    num_micro_batches: int,
+    num_buckets: int,
+    fallback_iteration: int,
+    replica_size: int = 1,
+    column: int = 0,
+) -> Agreement:
     """Decide, given everybody's standing; `fallback_iteration` is the last one in the checkpoint that all were given, -1: none.
 
-    The state that is furthest wins. Several ranks may have got there by different sums (one was cut off, the others did the
-    iteration again): the newest generation's counts. Whoever has no such state gets it from the nearest rank that has it.
+    The state that is furthest wins, of those that every column has. Several ranks may have got there by different sums (one was
+    cut off, the others did the iteration again): the newest generation's counts. Whoever has no such state gets it from the
+    nearest rank of its column that has it. The answer tells of the buckets of one `column`.
     """
     standings = sorted(standings, key=lambda s: s.rank)
-    holders = _holders(standings, fallback_iteration)
+    holders = _holders(standings, fallback_iteration, replica_size)
     working = [s for s in holders if s.under_way == s.iteration + 1]
-    givers = {b: _newest(working, b) for b in range(num_buckets) if any(b in s.reduced for s in working)}
+    columns = [[s for s in working if s.rank % replica_size == place] for place in range(replica_size)]
+    final = [{b for s in ranks for b in s.reduced if b < num_buckets} for ranks in columns]
+    givers = {b: _newest(columns[column], b) for b in sorted(final[column])}
     reduced = {b: giver.reduced[b] for b, giver in givers.items()}
-    keeps = _without_doubles(standings, working)
-    todo = _todo(standings, keeps, num_micro_batches, num_left=num_buckets - len(reduced))
+    keeps = _without_doubles(standings, working, replica_size)
+    is_anything_left = any(len(buckets) < num_buckets for buckets in final)
+    todo = _todo(standings, keeps, num_micro_batches if is_anything_left else 0, replica_size)
     own = frozenset[int]().union(*(s.share for s in working))
-    is_resumed = bool(reduced) or any(keeps.values())
+    is_resumed = any(final) or any(keeps.values())
+    in_column = [s for s in standings if s.rank % replica_size == column]
     return Agreement(
         iteration=holders[0].iteration if holders else fallback_iteration,
         lineage=holders[0].lineage if holders else -1,
         loss=holders[0].loss if holders else 0.0,
         holders=tuple(s.rank for s in holders),
-        source_of=_sources(standings, holders),
+        source_of=_sources(standings, holders, replica_size),
         keeps=keeps,
         reduced=reduced,
         bucket_from={b: giver.rank for b, giver in givers.items()},
-        lacks={b: tuple(s.rank for s in standings if s not in working or s.reduced.get(b) != reduced[b]) for b in reduced},
+        lacks={b: tuple(s.rank for s in in_column if s not in working or s.reduced.get(b) != reduced[b]) for b in reduced},
         todo=todo,
         in_place_of_lost={rank: tuple(m for m in todo[rank] if is_resumed and m not in own) for rank in todo},
+        is_resumed=is_resumed,
     )
 
 
-def _holders(standings: Sequence[Standing], fallback_iteration: int) -> list[Standing]:
-    """The ranks with the newest state; none if the fallback is newer."""
+def _holders(standings: Sequence[Standing], fallback_iteration: int, replica_size: int) -> list[Standing]:
+    """The ranks with the newest state that every column has; none if the fallback is newer."""
     whole = [s for s in standings if s.has_state]
-    best = max(((s.iteration, s.lineage) for s in whole), default=(-2, -1))
+    had = [{(s.iteration, s.lineage) for s in whole if s.rank % replica_size == place} for place in range(replica_size)]
+    best = max(set.intersection(*had), default=(-2, -1))
     return [s for s in whole if (s.iteration, s.lineage) == best] if best[0] >= fallback_iteration else []
 
 
@@ -104,18 +117,27 @@ def _newest(working: Sequence[Standing], bucket: int) -> Standing:
     return max((s for s in working if bucket in s.reduced), key=lambda s: (s.reduced[bucket], -s.rank))
 
 
-def _without_doubles(standings: Sequence[Standing], working: Sequence[Standing]) -> dict[int, frozenset[int]]:
-    """What counts of each buffer. Two ranks with the same micro-batch: a sum cannot be taken apart, one loses all of it."""
+def _without_doubles(
+    standings: Sequence[Standing], working: Sequence[Standing], replica_size: int
+) -> dict[int, frozenset[int]]:
+    """What counts of each buffer: what all ranks of the replica have done, and no other replica.
+
+    A sum cannot be taken apart: a replica that has done a micro-batch twice, or in parts, loses all of it.
+    """
+    done = {s.rank: s.done for s in working}
     counted = set[int]()
     keeps = {s.rank: frozenset[int]() for s in standings}
-    for standing in sorted(working, key=lambda s: (-len(s.done), s.rank)):
-        if counted.isdisjoint(standing.done):
-            keeps[standing.rank] = frozenset(standing.done)
-            counted |= standing.done
+    firsts = range(0, len(standings), replica_size)
+    for first in sorted(firsts, key=lambda first: (-len(done.get(first, ())), first)):
+        ranks = range(first, first + replica_size)
+        mine = done.get(first, frozenset())
+        if counted.isdisjoint(mine) and all(done.get(rank) == mine for rank in ranks):
+            keeps |= dict.fromkeys(ranks, frozenset(mine))
+            counted |= mine
     return keeps
 
 
-def _sources(standings: Sequence[Standing], holders: Sequence[Standing]) -> dict[int, int | None]:
+def _sources(standings: Sequence[Standing], holders: Sequence[Standing], replica_size: int) -> dict[int, int | None]:
     """Who copies from whom: a holder on the same node if there is one, the one with the fewest others."""
     served = {holder.rank: 0 for holder in holders}
     sources: dict[int, int | None] = {}
@@ -123,7 +145,8 @@ def _sources(standings: Sequence[Standing], holders: Sequence[Standing]) -> dict
         if not served or standing.rank in served:
             sources[standing.rank] = None
             continue
-        near = [holder.rank for holder in holders if holder.node == standing.node] or list(served)
+        alike = [holder for holder in holders if (holder.rank - standing.rank) % replica_size == 0]
+        near = [holder.rank for holder in alike if holder.node == standing.node] or [holder.rank for holder in alike]
         source = min(near, key=lambda rank: (served[rank], rank))
         served[source] += 1
         sources[standing.rank] = source
@@ -131,9 +154,10 @@ def _sources(standings: Sequence[Standing], holders: Sequence[Standing]) -> dict
 
 
 def _todo(
-    standings: Sequence[Standing], keeps: Mapping[int, frozenset[int]], num_micro_batches: int, *, num_left: int
+    standings: Sequence[Standing], keeps: Mapping[int, frozenset[int]], num_micro_batches: int, replica_size: int
 ) -> dict[int, tuple[int, ...]]:
-    """The missing micro-batches in turn to all ranks, newcomers too; none if no buckets are left."""
+    """The missing micro-batches in turn to all replicas, new ones too."""
     counted = frozenset[int]().union(*keeps.values())
-    missing = [m for m in range(num_micro_batches) if m not in counted] if num_left else []
-    return {s.rank: tuple(missing[s.rank :: len(standings)]) for s in standings}
+    missing = [m for m in range(num_micro_batches) if m not in counted]
+    num_replicas = len(standings) // replica_size
+    return {s.rank: tuple(missing[s.rank // replica_size :: num_replicas]) for s in standings}

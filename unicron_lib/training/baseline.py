@@ -50,7 +50,7 @@ def train(spec: JobSpec, directory: Path) -> None:
     fault, device = Fault(), choose_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     rank = dist.get_rank()
-    replica, work = Replica(spec, device), Work(spec, rank=rank, world_size=dist.get_world_size())
+    replica, work = Replica(spec, device), Work(spec, replica=rank, num_replicas=dist.get_world_size())
     first = load(replica, directory / CHECKPOINT)
     ledgers = ledger_directory(directory, spec.job)
     with Ledger(ledgers, generation=_new_generation(ledgers, rank), rank=rank) as ledger:

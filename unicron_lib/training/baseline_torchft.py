@@ -53,7 +53,7 @@ def train(spec: JobSpec, directory: Path, *, rank: int, lighthouse: int) -> None
 
     @cache
     def part(own: int, size: int) -> Work:
-        return Work(spec, rank=own, world_size=size)
+        return Work(spec, replica=own, num_replicas=size)
 
     effort = Effort()
     with Ledger(ledger_directory(directory, spec.job), generation=1, rank=rank) as ledger:

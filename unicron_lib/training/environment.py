@@ -8,10 +8,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from unicron_lib.agent.beats import BEAT_FILE
 from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.domain.plans import Layout, Place
 from unicron_lib.domain.skipping import Ranges
 from unicron_lib.errors import UserError
 
-OPTIONAL = ("UNICRON_RESTORE_FROM", "UNICRON_SKIPPED_BATCHES", BEAT_FILE)
+OPTIONAL = ("UNICRON_RESTORE_FROM", "UNICRON_SKIPPED_BATCHES", "UNICRON_TP", "UNICRON_PP", BEAT_FILE)
 """Variables that a generation may lack: those of an earlier one mean nothing in it."""
 LOG_FILE = "UNICRON_LOG_FILE"
 """Where a rank's output goes; one that was started writes there already, one that changes its place goes over to it."""
@@ -23,7 +24,7 @@ _ranges: TypeAdapter[Ranges] = TypeAdapter(Ranges)
 class RankEnvironment:
     """One rank's place in one generation of a job. `restore_from` is a manifest's key, None for a fresh start.
 
-    `skipped` are the batches that are left out.
+    `skipped` are the batches that are left out, `tp` and `pp` the sizes of tensor and pipeline parallelism.
     """
 
     spec: JobSpec
@@ -40,6 +41,18 @@ class RankEnvironment:
     restore_from: str | None = None
     skipped: Ranges = ()
     beat_file: Path | None = None
+    tp: int = 1
+    pp: int = 1
+
+    @property
+    def layout(self) -> Layout:
+        """The generation's layout."""
+        return Layout(tp=self.tp, pp=self.pp, dp=self.world_size // (self.tp * self.pp))
+
+    @property
+    def place(self) -> Place:
+        """Where the rank is in it."""
+        return self.layout.place(self.rank)
 
     @property
     def job(self) -> str:
@@ -73,6 +86,8 @@ def read_environment(variables: Mapping[str, str]) -> RankEnvironment:
             restore_from=variables.get("UNICRON_RESTORE_FROM") or None,
             skipped=_ranges.validate_json(variables.get("UNICRON_SKIPPED_BATCHES", "[]")),
             beat_file=Path(variables[BEAT_FILE]) if variables.get(BEAT_FILE) else None,
+            tp=int(variables.get("UNICRON_TP", "1")),
+            pp=int(variables.get("UNICRON_PP", "1")),
         )
     except KeyError as error:
         raise UserError(f"the variable {error.args[0]} is not set: ranks are started by an agent") from error

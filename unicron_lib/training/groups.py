@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from unicron_lib.domain.plans import Layout
 from unicron_lib.training.environment import RankEnvironment
-from unicron_lib.training.peers import CollectiveFailed, Parked
+from unicron_lib.training.peers import Alone, CollectiveFailed, Parked, Peers
 
 STORE_TIMEOUT_S = 60.0
 """For calls of the rendezvous store."""
@@ -46,17 +47,27 @@ class Bulletin:
 
 
 class TorchPeers:
-    """The ranks of torch's default process group: gloo, and NCCL for what is on a GPU. Fails once `is_given_up`."""
+    """The ranks of a process group, torch's default one if no other is given: gloo, and NCCL for what is on a GPU.
 
-    def __init__(self, device: torch.device, *, is_given_up: Callable[[], bool] = lambda: False) -> None:
+    Fails once `is_given_up`.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        is_given_up: Callable[[], bool] = lambda: False,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
         self._device = device
         self._is_given_up = is_given_up
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def sum(self, tensor: torch.Tensor) -> None:
         """All-reduce `tensor` in place; raises CollectiveFailed, and then its content is worthless."""
         with self._done():
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self._group)
 
     def exchange(self, mine: bytes) -> list[bytes]:
         """All-gather of bytes, in host memory; raises CollectiveFailed."""
@@ -70,16 +81,26 @@ class TorchPeers:
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Give `tensor` to a rank; raises CollectiveFailed."""
         with self._done():
-            dist.send(tensor, to)
+            dist.send(tensor, group=self._group, group_dst=to)
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
         """Fill `tensor` with what `source` sends; raises CollectiveFailed, and then its content is worthless."""
         with self._done():
-            dist.recv(tensor, source)
+            dist.recv(tensor, group=self._group, group_src=source)
+
+    def swap(self, give: torch.Tensor, take: torch.Tensor, other: int) -> None:
+        """Give and fill at once; raises CollectiveFailed, and then the content of `take` is worthless."""
+        with self._done():
+            both = [
+                dist.P2POp(dist.isend, give, group=self._group, group_peer=other),
+                dist.P2POp(dist.irecv, take, group=self._group, group_peer=other),
+            ]
+            for work in dist.batch_isend_irecv(both):
+                work.wait()
 
     def _gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
         found = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(found, mine)
+        dist.all_gather(found, mine, group=self._group)
         return found
 
     @contextmanager
@@ -94,9 +115,15 @@ class TorchPeers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """The ranks of a generation, together."""
+    """The ranks of a generation, together: all of them, and those with the same place in their replicas.
 
-    peers: TorchPeers
+    `line` are the ranks of this one's stage that have the other slices of its tensors, `replica` are the ranks of its replica.
+    """
+
+    peers: Peers
+    column: Peers
+    line: Peers
+    replica: Peers
     bulletin: Bulletin
 
 
@@ -128,9 +155,34 @@ def join(env: RankEnvironment, device: torch.device, *, is_given_up: Callable[[]
             world_size=env.world_size,
             timeout=timedelta(minutes=env.spec.distributed_timeout_minutes),
         )
-        return Meeting(
-            peers=TorchPeers(device, is_given_up=is_given_up), bulletin=Bulletin(PrefixStore(f"{prefix}/bulletin", stores[1]))
-        )
+        bulletin = Bulletin(PrefixStore(f"{prefix}/bulletin", stores[1]))
+        return Meeting(bulletin=bulletin, **_gather_around(env, device, is_given_up))
+
+
+def _gather_around(env: RankEnvironment, device: torch.device, is_given_up: Callable[[], bool]) -> dict[str, Peers]:
+    """The rank's groups, by the names that `Meeting` has for them. Those that are of the same ranks are one."""
+    everybody = tuple(range(env.world_size))
+    made: dict[tuple[int, ...], Peers] = {everybody: TorchPeers(device, is_given_up=is_given_up)}
+    wanted = {"peers": everybody} | members_of(env.layout, env.rank)
+    for members in wanted.values():
+        if members not in made and len(members) == 1:
+            made[members] = Alone()
+        elif members not in made:
+            group = dist.new_group(list(members), use_local_synchronization=True)
+            made[members] = TorchPeers(device, is_given_up=is_given_up, group=group)
+    return {name: made[members] for name, members in wanted.items()}
+
+
+def members_of(layout: Layout, rank: int) -> dict[str, tuple[int, ...]]:
+    """Who is in a rank's groups, by the names that `Meeting` has for them."""
+    place = layout.place(rank)
+    first = rank - rank % layout.replica_size
+    stage = first + place.pp * layout.tp
+    return {
+        "column": tuple(range(rank % layout.replica_size, layout.num_gpus, layout.replica_size)),
+        "line": tuple(range(stage, stage + layout.tp)),
+        "replica": tuple(range(first, first + layout.replica_size)),
+    }
 
 
 def finish_own_work(device: torch.device) -> None:
@@ -143,9 +195,8 @@ def abort_groups() -> None:
     """From another thread, have what waits for NCCL's communicators fail. gloo's groups end with their connections."""
     if torch.cuda.is_available() and dist.is_initialized():
         with suppress(RuntimeError, AssertionError):  # the main thread may be leaving the group by itself
-            group = dist.group.WORLD
-            assert group is not None
-            group._get_backend(torch.device("cuda")).abort()  # noqa: SLF001 - torch has no other way to one backend
+            for group in tuple(dist.distributed_c10d._world.pg_map):  # noqa: SLF001 - torch has no other way to all groups
+                group._get_backend(torch.device("cuda")).abort()  # noqa: SLF001 - nor to one backend
 
 
 def leave() -> None:

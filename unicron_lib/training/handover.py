@@ -66,11 +66,14 @@ def hand_over(
     it still has. Raises CopyDamaged when a copy arrived damaged, and what `fallback.load` raises.
     """
     own = _standing.dump_json(_standing_of(memory, rank=peers.rank, node=node))
+    replica_size = memory.replica.siblings.layout.replica_size
     agreed = agree(
         [_standing.validate_json(told) for told in peers.exchange(own)],
         num_micro_batches=num_micro_batches,
         num_buckets=len(memory.replica.buckets),
         fallback_iteration=fallback.iteration,
+        replica_size=replica_size,
+        column=peers.rank % replica_size,
     )
     memory.saved = fallback.iteration
     started = time.monotonic()

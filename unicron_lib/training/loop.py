@@ -24,7 +24,7 @@ from unicron_lib.training.link import AgentLink
 from unicron_lib.training.optimizer import learning_rate
 from unicron_lib.training.peers import Parked, Peers
 from unicron_lib.training.reduction import sum_buckets
-from unicron_lib.training.replica import Reduced, Replica
+from unicron_lib.training.replica import MicroBatch, Reduced, Replica
 from unicron_lib.training.saver import Saver
 
 log = logging.getLogger(__name__)
@@ -38,38 +38,39 @@ def injected(text: str) -> Exception:
 
 
 class Work:
-    """One rank's part of every iteration: its micro-batches, in the canonical order."""
+    """One replica's part of every iteration: its micro-batches, in the canonical order. A replica is often one rank."""
 
-    def __init__(self, spec: JobSpec, *, rank: int, world_size: int, skipped: Ranges = ()) -> None:
+    def __init__(self, spec: JobSpec, *, replica: int, num_replicas: int, skipped: Ranges = ()) -> None:
         self._spec = spec
-        self._world_size = world_size
+        self._num_replicas = num_replicas
         self._corpus = open_corpus(spec)
         self._order = sample_order(spec, self._corpus, skipped)
-        self.micro_batches = share(spec.num_micro_batches, rank=rank, world_size=world_size)
+        self.micro_batches = share(spec.num_micro_batches, rank=replica, world_size=num_replicas)
 
     @property
     def fair_share(self) -> float:
-        """Micro-batches of a rank if all had equally many, over those that this one has."""
-        return self._spec.num_micro_batches / self._world_size / max(1, len(self.micro_batches))
+        """Micro-batches of a replica if all had equally many, over those that this one has."""
+        return self._spec.num_micro_batches / self._num_replicas / max(1, len(self.micro_batches))
 
     def part_of(self, num_micro_batches: int) -> float:
         """So many micro-batches as a part of an even share, at most 1."""
-        return min(1.0, num_micro_batches * self._world_size / self._spec.num_micro_batches)
+        return min(1.0, num_micro_batches * self._num_replicas / self._spec.num_micro_batches)
 
     def do(self, replica: Replica, effort: Effort, poll: Callable[[], None] = lambda: None) -> None:
         """Add the gradients of the micro-batches that are to do; `poll` is called before each, and may raise."""
         with replica.sparing(effort.reduced if effort.todo else ()):
-            for micro_batch in tuple(effort.todo):
-                poll()
-                self._add_gradients(replica, effort.iteration, micro_batch)
-                effort.finish(micro_batch)
+            batches = (self._micro_batch(effort.iteration, number, replica.device) for number in tuple(effort.todo))
+            for batch in replica.add_micro_batches(batches, poll):
+                effort.finish(batch.number)
 
-    def _add_gradients(self, replica: Replica, iteration: int, micro_batch: int) -> None:
+    def _micro_batch(self, iteration: int, number: int, device: torch.device) -> MicroBatch:
         size = self._spec.micro_batch_size
-        first = micro_batch * size
+        first = number * size
         taken = self._order.samples(iteration)[first : first + size]
         tokens = torch.stack([torch.frombuffer(bytearray(self._corpus.sample(s)), dtype=torch.uint8) for s in taken])
-        replica.add_micro_batch(taken, tokens.to(replica.device, torch.int64), iteration=iteration, first=first)
+        return MicroBatch(
+            number=number, iteration=iteration, first=first, samples=taken, tokens=tokens.to(device, torch.int64)
+        )
 
 
 class Loop:
@@ -141,16 +142,14 @@ class Loop:
         self._flag(iteration)
         self._mark(Section.COLLECTIVE)
         sum_buckets(self._replica, self._peers, effort, generation=self._env.generation, poll=self._poll)
-        reduced = replace(
-            self._replica.reduced(), generation=effort.reduced[self._replica.last_bucket], is_resumed=effort.is_resumed
-        )
+        # who wanted the others to stop in an earlier generation has got what it wanted: this generation
+        is_new = effort.reduced[self._replica.last_bucket] == self._env.generation
+        reduced = replace(self._replica.reduced(heeds_stop=is_new), is_resumed=effort.is_resumed)
         self._mark(Section.STEP)
         norm = self._replica.step(iteration)
         self._position.iteration, self._position.loss, self._position.generation = iteration, reduced.loss, self._env.generation
         effort.clear()
-        # who wanted the others to stop in an earlier generation has got what it wanted: this generation
-        stop = reduced.stop and reduced.generation == self._env.generation
-        return replace(reduced, grad_norm=norm, stop=stop), compute_s
+        return replace(reduced, grad_norm=norm), compute_s
 
     def _compute(self, started: float) -> float:
         """The rank's own part of an iteration; seconds that it would take if all ranks had equally many micro-batches.

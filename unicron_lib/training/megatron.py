@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from unicron_lib.checkpointing.model_state import TIED, slices_at
+from unicron_lib.checkpointing.slices import TensorSlice
 from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.domain.plans import Layout
+from unicron_lib.training.siblings import Siblings, StandIn
 
 
 @contextmanager
@@ -39,9 +44,12 @@ with warnings.catch_warnings(), _compiler_unused():
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_parallel_region
     from megatron.core.transformer.module import MegatronModule
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+# megatron says so when a line is used; it would let sums overlap, ours wait
+warnings.filterwarnings("ignore", message=".*CUDA_DEVICE_MAX_CONNECTIONS")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 INIT_STD = 0.02
 
@@ -60,61 +68,118 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
         return mixed.permute(2, 0, 1, 3).flatten(2)
 
 
-def build_model(spec: JobSpec, device: torch.device) -> torch.nn.Module:
-    """A GPT model on `device`, with the initial parameters of the job's seed: the same in every layout."""
-    layer = get_gpt_layer_local_spec()
-    layer.submodules.self_attention.submodules.core_attention = SdpaAttention
-    with _default_group():
-        model = GPTModel(
-            config=_config(spec),
-            transformer_layer_spec=layer,
-            vocab_size=spec.vocab_size,
-            max_sequence_length=spec.seq_length,
-            share_embeddings_and_output_weights=True,
-            position_embedding_type="learned_absolute",
-            pg_collection=_groups_of_one(),
-        ).to(device=device, dtype=DTYPES[spec.params_dtype])
-    initialize(model, spec)
-    return model  # type: ignore[no-any-return]
+class Model:
+    """A rank's part of a GPT model on `device`, with the initial parameters of the job's seed: the same in every layout."""
 
+    def __init__(self, spec: JobSpec, device: torch.device, siblings: Siblings) -> None:
+        self._spec, self._device, self._siblings = spec, device, siblings
+        self._dropout_at = ""
+        self._line = StandIn(siblings, rank=siblings.place.tp, size=siblings.layout.tp)
+        self._model = self._build().to(device=device, dtype=DTYPES[spec.params_dtype])
+        slices = slices_at(spec, siblings.layout, siblings.place)
+        self.parameters = {self._whole_name(name): parameter for name, parameter in self._model.named_parameters()}
+        assert {name: tuple(it.shape) for name, it in self.parameters.items()} == {name: it.size for name, it in slices.items()}
+        self.slices = {name: slices[name] for name in self.parameters}
+        self.initialize()
+        if spec.hidden_dropout:
+            for layer in self._model.decoder.layers:
+                layer.register_forward_pre_hook(lambda layer, _: self._seed_dropout(layer.layer_number))
 
-@torch.no_grad()
-def initialize(model: torch.nn.Module, spec: JobSpec) -> None:
-    """Give the model the initial parameters of the job's seed."""
-    for name, parameter in model.named_parameters():
-        _initialize(name, parameter, spec)
+    def _build(self) -> torch.nn.Module:
+        spec, siblings = self._spec, self._siblings
+        layer = get_gpt_layer_local_spec()
+        layer.submodules.self_attention.submodules.core_attention = SdpaAttention
+        with _default_group():
+            return GPTModel(  # type: ignore[no-any-return]
+                config=_config(spec, siblings.layout),
+                transformer_layer_spec=layer,
+                vocab_size=spec.vocab_size,
+                max_sequence_length=spec.seq_length,
+                share_embeddings_and_output_weights=True,
+                position_embedding_type="learned_absolute",
+                pre_process=siblings.is_first,
+                post_process=siblings.is_last,
+                pg_collection=self._groups(),
+            )
 
+    def _groups(self) -> ProcessGroupCollection:
+        """Groups that are no backend's.
 
-@contextmanager
-def dropout_of(spec: JobSpec, device: torch.device, place: str) -> Iterator[None]:
-    """In the block, what dropout leaves out depends on the job's seed and `place` only; nothing else is changed by it."""
-    if not spec.hidden_dropout:
-        yield
-        return
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(_seed(spec.seed, f"dropout/{place}"))
-        yield
+        `parallel_state.initialize_model_parallel` forms some thirty gloo groups, two threads and a socket to every peer
+        each. The model needs one, the line; of the others megatron asks for nothing but the rank and the size. So the model
+        outlives the groups of its rank's generations. The two ends of a tied embedding are not tied by megatron, but by us.
+        """
+        siblings = self._siblings
+        alone = StandIn(siblings, rank=0, size=1)
+        stages = StandIn(siblings, rank=siblings.place.pp, size=siblings.layout.pp)
+        others = dict.fromkeys(("cp", "tp_cp", "ep", "expt_tp"), alone)
+        return ProcessGroupCollection(tp=self._line, pp=stages, embd=None, pos_embd=None, **others)
 
+    def _whole_name(self, name: str) -> str:
+        """What a parameter is called in the whole model."""
+        if name == "output_layer.weight":
+            return TIED
+        match = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
+        if not match:
+            return name
+        before = self._siblings.place.pp * self._spec.num_layers // self._siblings.layout.pp
+        return f"decoder.layers.{before + int(match[1])}.{match[2]}"
 
-def loss_of(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy of a micro-batch of [batch, seq_length + 1] tokens, in float32 or the model's own float64."""
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    positions = torch.arange(inputs.shape[1], device=tokens.device).expand_as(inputs)
-    logits = model(inputs, positions, None)
-    # megatron's own cross entropy rounds float64 to float32, and runs three collectives in a group of one
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    @torch.no_grad()
+    def initialize(self) -> None:
+        """Give the model the initial parameters of the job's seed."""
+        for name, parameter in self.parameters.items():
+            _initialize(name, parameter, self.slices[name], self._spec)
 
+    def forward(self, tokens: torch.Tensor, arrived: torch.Tensor | None, *, place: str) -> torch.Tensor:
+        """The loss of a micro-batch of [batch, seq_length + 1] tokens, or what the next stage needs: [seq, batch, hidden].
 
-def _groups_of_one() -> ProcessGroupCollection:
-    """The rank's model-parallel groups: tensor and pipeline parallelism of 1, for now.
+        The loss is the mean cross entropy, in float32 or the model's own float64. What dropout leaves out depends on the job's
+        seed, the layer and `place` only.
+        """
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        positions = torch.arange(inputs.shape[1], device=tokens.device).expand_as(inputs)
+        self._model.set_input_tensor(arrived)
+        with self._siblings.computing(), self._dropout_of(place):
+            found: torch.Tensor = self._model(inputs, positions, None)
+            return self._loss(found, targets) if self._siblings.is_last else found
 
-    `parallel_state.initialize_model_parallel` forms some thirty gloo groups, two threads and a socket to every peer
-    each. The model needs none: with a group of one, megatron asks for nothing but its size. So the model outlives the
-    groups of its rank's generations.
-    """
-    alone = dist.ProcessGroup(0, 1)  # type: ignore[call-arg]
-    return ProcessGroupCollection(**dict.fromkeys(("tp", "pp", "cp", "tp_cp", "embd", "pos_embd", "ep", "expt_tp"), alone))
+    def backward(self, output: torch.Tensor, gradient: torch.Tensor | None = None) -> None:
+        """Add the gradients of what `forward` has returned to those of its parameters."""
+        with self._siblings.computing():
+            output.backward(gradient)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def _dropout_of(self, place: str) -> Iterator[None]:
+        """In the block, nothing but the dropout is changed by what is random."""
+        if not self._spec.hidden_dropout:
+            yield
+            return
+        self._dropout_at = place
+        with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+            self._seed_dropout(0)
+            yield
+
+    def _seed_dropout(self, layer: int) -> None:
+        torch.manual_seed(_seed(self._spec.seed, f"dropout/{self._dropout_at}/{layer}"))
+
+    def _loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        # megatron's own cross entropy rounds float64 to float32, and runs three collectives
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if self._siblings.layout.tp == 1:
+            return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return self._cross_entropy_in_line(logits.flatten(0, 1), targets.flatten())
+
+    def _cross_entropy_in_line(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Of logits that each rank of the line has a slice of the vocabulary of: one sum brings all that is needed."""
+        size, own = logits.shape[1], self._siblings.place.tp
+        local = targets - own * size
+        is_here = (local >= 0) & (local < size)
+        of_targets = logits.gather(1, local.clamp(0, size - 1).unsqueeze(1)).squeeze(1) * is_here
+        rows = [torch.zeros_like(of_targets) for _ in range(self._siblings.layout.tp)]
+        rows[own] = logits.logsumexp(1)
+        told: torch.Tensor = reduce_from_tensor_model_parallel_region(torch.stack([*rows, of_targets]), group=self._line)
+        return (told[:-1].logsumexp(0) - told[-1]).mean()
 
 
 @contextmanager
@@ -130,12 +195,14 @@ def _default_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _config(spec: JobSpec) -> TransformerConfig:
+def _config(spec: JobSpec, layout: Layout) -> TransformerConfig:
     dtype = DTYPES[spec.params_dtype]
     return TransformerConfig(
         num_layers=spec.num_layers,
         hidden_size=spec.hidden_size,
         num_attention_heads=spec.num_attention_heads,
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
         hidden_dropout=spec.hidden_dropout,
         attention_dropout=0.0,
         params_dtype=dtype,
@@ -152,8 +219,8 @@ def _config(spec: JobSpec) -> TransformerConfig:
     )
 
 
-def _initialize(name: str, parameter: torch.nn.Parameter, spec: JobSpec) -> None:
-    """GPT-2's initialisation as Megatron does it, drawn per parameter from the seed and its name."""
+def _initialize(name: str, parameter: torch.nn.Parameter, piece: TensorSlice, spec: JobSpec) -> None:
+    """GPT-2's initialisation as Megatron does it, drawn per whole parameter from the seed and its name."""
     if name.endswith("bias"):
         parameter.zero_()
     elif parameter.dim() == 1:
@@ -162,8 +229,8 @@ def _initialize(name: str, parameter: torch.nn.Parameter, spec: JobSpec) -> None
         is_residual = name.endswith(("linear_proj.weight", "linear_fc2.weight"))
         std = INIT_STD / (2 * spec.num_layers) ** 0.5 if is_residual else INIT_STD
         generator = torch.Generator().manual_seed(_seed(spec.seed, name))
-        values = torch.empty(parameter.shape, dtype=torch.float64).normal_(0.0, std, generator=generator)
-        parameter.copy_(values)
+        values = torch.empty(piece.whole, dtype=torch.float64).normal_(0.0, std, generator=generator)
+        parameter.copy_(values[piece.within(TensorSlice.all_of(piece.whole))])
 
 
 def _seed(seed: int, name: str) -> int:

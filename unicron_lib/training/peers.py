@@ -44,3 +44,31 @@ class Peers(Protocol):
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
         """Fill `tensor` with what the rank `source` sends."""
+
+    def swap(self, give: torch.Tensor, take: torch.Tensor, other: int) -> None:
+        """Give one tensor to a rank and fill another one with what it sends, at once: neither waits for the other's turn."""
+
+
+class Alone:
+    """The peers of a rank that is the only one."""
+
+    rank, size = 0, 1
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        """The sum over one rank."""
+
+    def exchange(self, mine: bytes) -> list[bytes]:
+        """What the only one says."""
+        return [mine]
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """There is nobody to send to."""
+        raise AssertionError(f"rank {to} of 1 does not exist")
+
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        """There is nobody to receive from."""
+        raise AssertionError(f"rank {source} of 1 does not exist")
+
+    def swap(self, give: torch.Tensor, take: torch.Tensor, other: int) -> None:
+        """There is nobody to swap with."""
+        raise AssertionError(f"rank {other} of 1 does not exist")

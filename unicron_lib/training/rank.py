@@ -30,6 +30,7 @@ from unicron_lib.training.last_words import end_with_threads, last_words
 from unicron_lib.training.link import AgentLink
 from unicron_lib.training.peers import CollectiveFailed, Parked
 from unicron_lib.training.replica import Replica
+from unicron_lib.training.siblings import Siblings
 from unicron_lib.training.term import Term
 
 log = logging.getLogger(__name__)
@@ -92,9 +93,7 @@ class Rank:
         """The one place that catches: a lost peer leaves this rank's memory whole, anything else does not."""
         try:
             self._term = Term(self._env, self._link, self._beats)
-            if self._memory is None:
-                self._memory = Memory(replica=Replica(self._env.spec, groups.choose_device(self._env.local_rank)))
-            self._term.run(self._memory)
+            self._term.run(self._memory_for(self._env))
         except Parked:
             return Interruption()
         except CollectiveFailed as error:
@@ -107,6 +106,14 @@ class Rank:
             return Interruption(failure=last_words(error, self._env, iteration=self._iteration))
         groups.leave()
         return None
+
+    def _memory_for(self, env: RankEnvironment) -> Memory:
+        """What the rank has, if it is in the same place of the same layout as before; else room for what it will have."""
+        if self._memory is None or not self._memory.replica.siblings.has(env.layout, env.place):
+            device = self._memory.replica.device if self._memory else groups.choose_device(env.local_rank)
+            self._memory = None  # before there is room for another one
+            self._memory = Memory(replica=Replica(env.spec, device, Siblings(env.layout, env.place)))
+        return self._memory
 
     def _say(self, interruption: Interruption) -> None:
         failure = interruption.failure

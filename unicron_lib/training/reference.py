@@ -24,7 +24,7 @@ def losses(spec: JobSpec) -> Iterator[float]:
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     try:
-        replica, work, effort = Replica(spec, device), Work(spec, rank=0, world_size=1), Effort()
+        replica, work, effort = Replica(spec, device), Work(spec, replica=0, num_replicas=1), Effort()
         for iteration in range(spec.train_iters):
             replica.begin()
             effort.begin(iteration, work.micro_batches)

@@ -1,16 +1,21 @@
-"""A whole copy of a job's training state: parameters, moments, and the flat buffer that gradients are summed in."""
+"""A rank's part of a copy of a job's training state: parameters, moments, and the flat buffer that gradients are summed in."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 
+from unicron_lib.checkpointing.model_state import TIED, of_the_state, owned_at, parameters
+from unicron_lib.checkpointing.slices import TensorSlice
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.errors import UserError
 from unicron_lib.training import megatron
 from unicron_lib.training.optimizer import AdamW, clip, learning_rate
+from unicron_lib.training.pipeline import work_off
+from unicron_lib.training.siblings import Siblings
 
 BUCKET_BYTES = 25 << 20
 FEWEST_BUCKETS = 4
@@ -24,8 +29,8 @@ ID_BASE = 1 << 20
 class Reduced:
     """What the ranks of an iteration told each other along with the gradient; `loss` is the mean over the global batch.
 
-    `grad_norm` is the L2 norm of the whole gradient before clipping, known after the step. `generation` is the one in which
-    they told it, `is_resumed` tells that the iteration was begun in an earlier one.
+    `grad_norm` is the L2 norm of the whole gradient before clipping, known after the step. `is_resumed` tells that the
+    iteration was begun in an earlier generation.
     """
 
     loss: float
@@ -33,12 +38,30 @@ class Reduced:
     save: bool
     samples: list[int]
     grad_norm: float = 0.0
-    generation: int = -1
     is_resumed: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Samples and their [batch, seq_length + 1] tokens; they are the `first` and following ones of the iteration."""
+
+    number: int
+    iteration: int
+    first: int
+    samples: Sequence[int]
+    tokens: torch.Tensor
+
+    @property
+    def place(self) -> str:
+        """Where it is in the training: what is random in it depends on that."""
+        return f"{self.iteration}/{self.first}"
+
+
 class Replica:
-    """The model with its optimizer, all ranks' equal after every iteration.
+    """The model with its optimizer: what ranks with the same place in their replicas have of it is equal after every iteration.
+
+    A rank without `siblings` has the whole model. Otherwise it computes together with them, and sums up a micro-batch's
+    gradient apart until it is complete.
 
     All parameters are views of one flat buffer, in an order that puts those with weight decay first. Gradients are
     summed over micro-batches in a second one of float32 (float64 for a float64 model), scaled by the number of
@@ -48,11 +71,12 @@ class Replica:
     `buckets` are the parts of the buffer that are summed over the ranks one after another, by number: the same in every layout.
     """
 
-    def __init__(self, spec: JobSpec, device: torch.device) -> None:
+    def __init__(self, spec: JobSpec, device: torch.device, siblings: Siblings | None = None) -> None:
         self._spec = spec
         self.device = device
-        self._model = megatron.build_model(spec, device)
-        named = sorted(self._model.named_parameters(), key=lambda item: item[1].dim() < 2)
+        self.siblings = siblings or Siblings()
+        self._model = megatron.Model(spec, device, self.siblings)
+        named = sorted(self._model.parameters.items(), key=lambda item: item[1].dim() < 2)
         self._parameters = dict(named)
         num_decayed = sum(p.numel() for p in self._parameters.values() if p.dim() >= 2)
         size = sum(p.numel() for p in self._parameters.values())
@@ -61,15 +85,20 @@ class Replica:
         self._adam = AdamW(self._main, num_decayed=num_decayed, weight_decay=spec.weight_decay)
         self.buffer = torch.zeros(size + 3 + 3 * spec.global_batch_size, dtype=dtype, device=device)
         self._gradient, self._tail = self.buffer[:size], self.buffer[size:]
-        self.buckets = _buckets(self.buffer, size)
+        whole_size = sum(math.prod(it.shape) for it in parameters(spec))
+        self.buckets = _buckets(self.buffer, size, even_size=whole_size // self.siblings.layout.replica_size)
         self.spare = torch.empty(max(map(len, self.buckets)), dtype=dtype, device=device)
         self._model_gradient = torch.zeros(size, dtype=megatron.DTYPES[spec.params_dtype], device=device)
         self._is_mixed = self._model_gradient.dtype != dtype
+        self._is_apart = self._is_mixed or not self.siblings.are_none
         self._tie()
+        self._tied = _Tied(self._gradient_of(TIED), self.siblings) if self._has_half_of_tied else None
+        self._norm: float | None = None
+        self._loss = 0.0
 
     def _tie(self) -> None:
         """Make gradients, and parameters where the dtype is the main one's, views of the flat buffers."""
-        gradients = self._model_gradient if self._is_mixed else self._gradient
+        gradients = self._model_gradient if self._is_apart else self._gradient
         for parameter, main, gradient in zip(
             self._parameters.values(), self._split(self._main), self._split(gradients), strict=True
         ):
@@ -79,6 +108,14 @@ class Replica:
 
     def _split(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
         return torch.split(flat, [parameter.numel() for parameter in self._parameters.values()])
+
+    @property
+    def _has_half_of_tied(self) -> bool:
+        """Whether another stage has the other half of the tied embedding's gradient."""
+        return self.siblings.layout.pp > 1 and TIED in self._parameters
+
+    def _gradient_of(self, name: str) -> torch.Tensor:
+        return dict(zip(self._parameters, self._split(self._gradient), strict=True))[name]
 
     @property
     def last_bucket(self) -> int:
@@ -107,21 +144,52 @@ class Replica:
             for number, content in held.items():
                 self.buckets[number].copy_(content)
 
-    def add_micro_batch(self, samples: Sequence[int], tokens: torch.Tensor, *, iteration: int, first: int) -> None:
-        """Add the gradient and loss of a micro-batch; its samples are the `first` and following ones of the iteration.
+    def add_micro_batches(
+        self, batches: Iterable[MicroBatch], poll: Callable[[], None] = lambda: None
+    ) -> Iterator[MicroBatch]:
+        """Add the gradients and losses of micro-batches; yields each one when they are there. `poll` may raise.
 
-        What is random in it, dropout, depends on the job's seed and its place only, not on who computes it, nor how often.
+        What is random in one, dropout, depends on the job's seed and its place only, not on who computes it, nor how often.
+        Raises CollectiveFailed when a sibling is lost: what was yielded is there then, and nothing else.
         """
-        with megatron.dropout_of(self._spec, self.device, f"{iteration}/{first}"):
-            loss = megatron.loss_of(self._model, tokens) / self._spec.num_micro_batches
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self._is_mixed:
+        if self.siblings.layout.pp > 1:
+            yield from work_off(self, tuple(batches), self.siblings, poll)
+            return
+        for batch in batches:
+            poll()
+            self.add_micro_batch(batch)
+            yield batch
+
+    def add_micro_batch(self, batch: MicroBatch) -> None:
+        """Add one, without a pipeline."""
+        self.backward(batch, self.forward(batch, None), None)
+
+    def forward(self, batch: MicroBatch, arrived: torch.Tensor | None) -> torch.Tensor:
+        """What the next stage needs, or the batch's part of the loss."""
+        output = self._model.forward(batch.tokens, arrived, place=batch.place)
+        return output / self._spec.num_micro_batches if self.siblings.is_last else output
+
+    def backward(self, batch: MicroBatch, output: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        """Add the gradients, with what travels with them; all of them, or none if siblings are lost meanwhile."""
+        try:
+            self._model.backward(output, gradient)
+        except BaseException:
+            self._model_gradient.zero_()
+            raise
+        if self._is_apart:
             self._gradient.add_(self._model_gradient)
             self._model_gradient.zero_()
-        self._tail[0] += loss.detach()
-        marks = [(1, *divmod(sample, ID_BASE)) for sample in samples]
+        if self.siblings.is_last:
+            self._tail[0] += output.detach()
+        marks = [(1, *divmod(sample, ID_BASE)) for sample in batch.samples]
         rows = self._tail[3:].view(-1, 3)
-        rows[first : first + len(samples)] += torch.tensor(marks, dtype=self._tail.dtype, device=self.device)
+        rows[batch.first : batch.first + len(marks)] += torch.tensor(marks, dtype=self._tail.dtype, device=self.device)
+
+    def blank(self, batch: MicroBatch) -> torch.Tensor:
+        """Room for what a stage gives to the next one, or for its gradient."""
+        spec = self._spec
+        shape = (spec.seq_length, len(batch.samples), spec.hidden_size)
+        return torch.empty(shape, dtype=megatron.DTYPES[spec.params_dtype], device=self.device)
 
     def flag(self, *, stop: bool, save: bool, spoil: bool) -> None:
         """Tell the others: stop after this iteration, save after it; `spoil` is an injected fault, a loss of nan."""
@@ -133,21 +201,47 @@ class Replica:
         """An injected fault: the gradient points to where the loss is high, and outweighs those of all other ranks."""
         self._gradient.mul_(-SPIKE_FACTOR)
 
-    def reduced(self) -> Reduced:
-        """Read what came with the all-reduce of `buffer`; a sample that several ranks have added is listed as often."""
+    def reduced(self, *, heeds_stop: bool = True) -> Reduced:
+        """Read what came with the all-reduce of `buffer`; a sample that several ranks have added is listed as often.
+
+        Siblings tell each other what they have of the loss, the flags and the gradient's norm: raises CollectiveFailed.
+        A flag to stop that is not to be heeded is not told.
+        """
         tail = self._tail.tolist()
         rows = zip(*(iter(tail[3:]),) * 3, strict=True)
         samples = [int(high) * ID_BASE + int(low) if count == 1 else -int(count) for count, high, low in rows]
-        return Reduced(loss=tail[0], stop=tail[1] > 0, save=tail[2] > 0, samples=samples)
+        stop, save = float(heeds_stop and tail[1] > 0), float(tail[2] > 0)
+        if self.siblings.are_none:
+            return Reduced(loss=tail[0], stop=stop > 0, save=save > 0, samples=samples)
+        tells_loss = self.siblings.is_last and self.siblings.place.tp == 0
+        told = self.siblings.exchange(tail[0] if tells_loss else 0.0, stop, save, self._squares())
+        self._loss, stop, save, squares = (sum(part) for part in zip(*told, strict=True))
+        self._norm = math.sqrt(squares)
+        return Reduced(loss=self._loss, stop=stop > 0, save=save > 0, samples=samples)
+
+    def _squares(self) -> float:
+        """The rank's part of the square of the gradient's norm: what several siblings have counts once."""
+        if self._tied:
+            self._tied.fetch()
+        owned = owned_at(self._spec, self.siblings.layout, self.siblings.place)
+        parts = zip(self._parameters, self._split(self._gradient), strict=True)
+        wanted = [self._tied.whole() if self._tied and name == TIED else part for name, part in parts if name in owned]
+        return float(torch.stack([part.square().sum() for part in wanted]).sum())
 
     def step(self, iteration: int) -> float:
-        """Apply the summed gradient; returns its norm. Raises FloatingPointError before anything is changed."""
-        norm = float(self._gradient.norm())
-        loss = float(self._tail[0])
+        """Apply the summed gradient; returns its norm. Raises FloatingPointError before anything is changed.
+
+        Siblings have to have called `reduced` before.
+        """
+        norm = self._norm if self._norm is not None else float(self._gradient.norm())
+        loss = self._loss if self._norm is not None else float(self._tail[0])
+        self._norm = None
         if norm - norm != 0.0 or loss - loss != 0.0:
             raise FloatingPointError(
                 f"iteration {iteration}: the loss is {loss} and the gradient's norm {norm}; nothing was applied"
             )
+        if self._tied:
+            self._tied.complete()
         clip(self._gradient, norm=norm, clip_grad=self._spec.clip_grad)
         self._adam.step(self._gradient, lr=learning_rate(self._spec, iteration), iteration=iteration)
         if self._is_mixed:
@@ -163,7 +257,7 @@ class Replica:
 
     def initialize(self) -> None:
         """Go back to the initial state, that of a new replica."""
-        megatron.initialize(self._model, self._spec)
+        self._model.initialize()
         with torch.no_grad():
             for parameter, main in zip(self._parameters.values(), self._split(self._main), strict=True):
                 main.copy_(parameter.detach().reshape(-1))
@@ -176,6 +270,11 @@ class Replica:
         yield self._main, self._adam.exp_avg, self._adam.exp_avg_sq
         if self._is_mixed:
             self._copy_to_model()
+
+    @property
+    def slices(self) -> dict[str, TensorSlice]:
+        """Where the tensors of the state lie in the whole ones."""
+        return of_the_state(self._model.slices)
 
     def state(self) -> dict[str, torch.Tensor]:
         """All tensors of the training state by name, as views: valid until the next step."""
@@ -201,9 +300,33 @@ class Replica:
         self._copy_to_model()
 
 
-def _buckets(buffer: torch.Tensor, size: int) -> tuple[torch.Tensor, ...]:
-    """Cut the buffer, whose first `size` elements are the gradient; the last bucket has the rest, too."""
-    wanted = max(FEWEST_BUCKETS, -(-size * buffer.element_size() // BUCKET_BYTES))
+class _Tied:
+    """The first and the last stage's half of the tied embedding's gradient, each of which the other one needs."""
+
+    def __init__(self, own: torch.Tensor, siblings: Siblings) -> None:
+        self._own, self._other = own, torch.empty_like(own)
+        self._siblings = siblings
+
+    def fetch(self) -> None:
+        """Get the other half; nothing of the own one is changed."""
+        across = self._siblings.layout.pp - 1
+        self._siblings.swap(self._own, self._other, by=across if self._siblings.is_first else -across)
+
+    def whole(self) -> torch.Tensor:
+        """The sum, the same bits at both ends."""
+        return self._own + self._other
+
+    def complete(self) -> None:
+        """Replace the own half by the sum."""
+        self._own.add_(self._other)
+
+
+def _buckets(buffer: torch.Tensor, size: int, *, even_size: int) -> tuple[torch.Tensor, ...]:
+    """Cut the buffer, whose first `size` elements are the gradient; the last bucket has the rest, too.
+
+    All ranks of a replica have equally many; `even_size` is the number of elements that each would have if all had the same.
+    """
+    wanted = max(FEWEST_BUCKETS, -(-even_size * buffer.element_size() // BUCKET_BYTES))
     count = min(wanted, size)
     cuts = [size * number // count for number in range(count)] + [len(buffer)]
     return tuple(buffer[first:end] for first, end in pairwise(cuts))

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from unicron_lib.checkpointing.manifest import Manifest, Shard
+from unicron_lib.checkpointing.manifest import Manifest, Shard, format_of
+from unicron_lib.checkpointing.model_state import of_the_state, owned_at, slices_at
 from unicron_lib.checkpointing.repository import CheckpointRepository
-from unicron_lib.domain.plans import Layout
+from unicron_lib.checkpointing.slices import TensorSlice
 from unicron_lib.errors import CheckpointError, StaleGeneration, StoreError
 from unicron_lib.training.environment import RankEnvironment
 from unicron_lib.training.position import Position
@@ -98,7 +99,7 @@ class Saver:
 
     def _copy(self, position: Position, state: Mapping[str, torch.Tensor]) -> Copy:
         began = time.monotonic()
-        mine = own_share(state, rank=self._env.rank, world_size=self._env.world_size)
+        mine = own_share(self._owned(state), rank=self._env.place.dp, world_size=self._env.layout.dp)
         # no save is in flight now, so nobody reads the last one's memory any more
         data = self._memory = to_bytes(mine, self._memory)
         return Copy(
@@ -109,6 +110,20 @@ class Saver:
             blocking_s=time.monotonic() - began,
             began=began,
         )
+
+    def _owned(self, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """What of the state is saved by ranks of this place, and by no others of the replica."""
+        if self._env.layout.replica_size == 1:
+            return state
+        owned = owned_at(self._env.spec, self._env.layout, self._env.place)
+        return {name: tensor for name, tensor in state.items() if name.partition(".")[2] in owned}
+
+    def _slices(self, names: tuple[str, ...]) -> dict[str, TensorSlice]:
+        """Where these tensors lie in the whole ones, nothing if they are whole."""
+        if self._env.layout.replica_size == 1:
+            return {}
+        here = of_the_state(slices_at(self._env.spec, self._env.layout, self._env.place))
+        return {name: here[name] for name in names}
 
     def _save(self, copy: Copy) -> None:
         started = time.monotonic()
@@ -135,6 +150,7 @@ class Saver:
             rank=rank,
             data=copy.data,
             tensors=copy.names,
+            slices=self._slices(copy.names),
         )
 
     def _commit(self, copy: Copy) -> None:
@@ -168,8 +184,9 @@ class Saver:
             iteration=copy.iteration,
             loss=copy.loss,
             consumed_samples=(copy.iteration + 1) * self._env.spec.global_batch_size,
-            layout=Layout(dp=self._env.world_size),
+            layout=self._env.layout,
             shards=shards,
+            format=format_of(shards),
             committed_at=time.time(),
             blocking_s=copy.blocking_s,
             upload_s=time.monotonic() - copy.began - copy.blocking_s,

@@ -13,9 +13,10 @@ from unicron_lib.adapters.stores import open_store
 from unicron_lib.agent.beats import BeatWriter
 from unicron_lib.agent.rank_messages import RankDrained, RankFinished
 from unicron_lib.checkpointing.manifest import Manifest, parse_key
+from unicron_lib.checkpointing.model_state import of_the_state, slices_at, why_unloadable
 from unicron_lib.checkpointing.repository import CheckpointRepository
 from unicron_lib.detection.sections import Section
-from unicron_lib.errors import CheckpointError, StaleGeneration
+from unicron_lib.errors import CheckpointError, StaleGeneration, UserError
 from unicron_lib.training import groups
 from unicron_lib.training.environment import RankEnvironment
 from unicron_lib.training.groups import Bulletin, Meeting
@@ -26,7 +27,7 @@ from unicron_lib.training.link import AgentLink
 from unicron_lib.training.loop import Loop, Work
 from unicron_lib.training.peers import CollectiveFailed, Parked, Peers
 from unicron_lib.training.saver import Saver
-from unicron_lib.training.shards import read_state
+from unicron_lib.training.shards import read_slices
 
 log = logging.getLogger(__name__)
 COMMIT_DEADLINE_S = 90.0
@@ -46,7 +47,7 @@ class Term:
         self._beats = beats
         self._repository = CheckpointRepository(open_store(env.store_url), env.job)
         self._saver = Saver(self._repository, env)
-        self._work = Work(env.spec, rank=env.rank, world_size=env.world_size, skipped=env.skipped)
+        self._work = Work(env.spec, replica=env.place.dp, num_replicas=env.layout.dp, skipped=env.skipped)
         self._fallback_iteration = parse_key(env.job, env.restore_from)[0] if env.restore_from else -1
 
     def run(self, memory: Memory) -> None:
@@ -70,7 +71,7 @@ class Term:
         loop = Loop(
             env,
             memory=memory,
-            peers=meeting.peers,
+            peers=meeting.column,
             work=self._work,
             saver=self._saver,
             link=self._link,
@@ -78,18 +79,20 @@ class Term:
             origin=origin,
         )
         directory = ledger_directory(env.run_dir, env.job)
-        with Ledger(directory, generation=env.generation, rank=env.rank, skipped=env.skipped) as ledger:
+        siblings = memory.replica.siblings.met(line=meeting.line, replica=meeting.replica)
+        with siblings, Ledger(directory, generation=env.generation, rank=env.rank, skipped=env.skipped) as ledger:
             is_finished = loop.run(ledger)
         if not is_finished and not self._is_drained(meeting.peers):
             raise Parked(f"all ranks park after iteration {memory.position.iteration}")
         self._end(memory, meeting, is_finished=is_finished)
 
     def save_replica(self, memory: Memory | None, *, writes_as: str | None = None) -> RankDrained:
-        """Save the whole state, unless it still is the one of the fallback; tells the manifest.
+        """Save the whole state, unless it still is the one of the fallback, or others have parts of it; tells the manifest.
 
         `writes_as` is the generation that does so, if this rank's own has been replaced already.
         """
-        if memory is None or not memory.position.is_whole or memory.position.iteration <= self._fallback_iteration:
+        is_alone = memory is not None and memory.replica.siblings.are_none
+        if not is_alone or not memory.position.is_whole or memory.position.iteration <= self._fallback_iteration:
             return self._drained(self._fallback_iteration, self._env.restore_from)
         saver = self._saver
         if writes_as is not None:
@@ -137,8 +140,11 @@ class Term:
         assert self._env.restore_from is not None
         started = time.monotonic()
         manifest = self._repository.load_manifest(self._env.restore_from)
+        if reason := why_unloadable(manifest, self._env.spec):
+            raise UserError(f"the checkpoint cannot be loaded, {reason}: give the job another name, or leave `load` out")
+        wanted = of_the_state(slices_at(self._env.spec, self._env.layout, self._env.place))
         try:
-            state = read_state(self._repository, manifest)
+            state = read_slices(self._repository, manifest, wanted)
         except CheckpointError as error:
             self._repository.condemn(manifest.key, str(error))
             raise

@@ -197,6 +197,8 @@ class Ranks:
             "UNICRON_AGENT_SOCKET": self.agent.path,
             "UNICRON_STORE_URL": self.store_url,
             "UNICRON_JOB_SPEC": TypeAdapter(JobSpec).dump_json(spec).decode(),
+            "UNICRON_TP": str(spec.tensor_model_parallel_size),
+            "UNICRON_PP": str(spec.pipeline_model_parallel_size),
             "UNICRON_NODE": "node-0",
             "UNICRON_LOG_FILE": str(self._log(self.name(spec.job, generation, rank))),
             "TORCHELASTIC_ERROR_FILE": str(self.run_dir / f"error-{generation}-{rank}.json"),

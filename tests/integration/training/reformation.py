@@ -12,7 +12,7 @@ from unicron_lib.training.abort import break_connections
 from unicron_lib.training.environment import read_environment
 from unicron_lib.training.groups import finish_own_work, join, leave
 from unicron_lib.training.peers import CollectiveFailed
-from unicron_lib.training.replica import Replica
+from unicron_lib.training.replica import MicroBatch, Replica
 
 ROUNDS = 50
 FIRST = 3
@@ -43,7 +43,7 @@ def one_round(env, device, replica: Replica, number: int) -> str:
         meeting = join(env, device)
         replica.begin()
         tokens = torch.zeros(1, env.spec.seq_length + 1, dtype=torch.int64)
-        replica.add_micro_batch([0], tokens, iteration=number, first=0)
+        replica.add_micro_batch(MicroBatch(number=0, iteration=number, first=0, samples=[0], tokens=tokens))
         meeting.peers.sum(replica.buckets[0])
         assert meeting.peers.exchange(b"%d" % env.rank) == [b"0", b"1"]
         finish_own_work(device)

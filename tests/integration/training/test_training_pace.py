@@ -163,5 +163,5 @@ def test_a_slow_rank_takes_longer_for_its_own_part_until_it_is_told_otherwise(ra
 def test_ranks_with_unequal_numbers_of_micro_batches_are_measured_alike(world_size):
     """8 micro-batches on 3 ranks: a rank that has 3 of them is not slower than one that has 2."""
     spec = tiny(global_batch_size=8)
-    works = [Work(spec, rank=rank, world_size=world_size) for rank in range(world_size)]
+    works = [Work(spec, replica=rank, num_replicas=world_size) for rank in range(world_size)]
     assert [work.fair_share * len(work.micro_batches) for work in works] == pytest.approx([8 / world_size] * world_size)
