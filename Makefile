@@ -28,8 +28,9 @@ format: setup ## let ruff repair what it can
 test: check ## run every check and test (ARGS='-k planning' for some of them, WORKERS=3 for three processes)
 	$(BIN)/pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(ARGS)
 
-storm: setup ## storms of faults on a cluster, on the decisions in virtual time, and on the planner: half an hour
+storm: setup ## storms of faults on clusters, in virtual time and on the planner, and properties on new examples: an hour
 	$(BIN)/pytest -m storm $(ARGS)
+	$(BIN)/pytest tests/property --hypothesis-profile=explore $(ARGS)
 
 paper: setup ## the papers' figures into results/, a few minutes (ARGS='--seeds 50', ARGS='--trace FILE')
 	@$(BIN)/unicron paper $(ARGS)

@@ -118,6 +118,17 @@ def test_deep_and_long_manifests_are_refused() -> None:
             parse_manifest(data)
 
 
+@pytest.mark.parametrize("segment", ["x" * 181, "x" * 300])
+def test_a_key_that_no_store_would_take_is_refused(segment: str) -> None:
+    store, manifest = saved()
+    claims = json.loads(dump_manifest(manifest))
+    claims["shards"][1]["key"] = f"jobs/a/shards/{segment}/r0.safetensors"
+    store.put(manifest.key, json.dumps(claims).encode())
+    found, skipped = CheckpointRepository(store, "a").newest_complete()
+    assert found is None
+    assert "shards outside the job's own keys" in skipped[0]
+
+
 @pytest.mark.parametrize("num_bytes", [51, 1 << 40, 1 << 59])
 def test_no_memory_is_taken_for_bytes_that_are_not_there(num_bytes: int) -> None:
     store, manifest = saved()

@@ -102,6 +102,29 @@ def test_lost_nodes_do_not_count_as_isolated():
     assert set(scene.decide().quarantine) == {NODES[4]}
 
 
+def test_jobs_of_a_node_that_was_flagged_and_then_lost_move_though_the_breaker_tripped():
+    """The node is away, whatever is believed of it: only its isolation is forbidden."""
+    scene = eight_nodes()
+    for node in NODES[:6]:
+        scene.fault(ErrorKind.GPU_LOST, node)
+    scene.lose(NODES[0])
+    assert isinstance(scene.decide(), TripBreaker)
+    scene.settle()
+    assert scene.state.nodes[NODES[0]].status is NodeStatus.LOST
+    assert NODES[0] not in scene.state.jobs["job-a"].nodes
+    assert isolated(scene) == []
+
+
+def test_a_flagged_node_that_is_lost_before_the_decision_counts_as_one_to_be_isolated():
+    scene = eight_nodes()
+    for node in NODES[:5]:
+        scene.fault(ErrorKind.GPU_LOST, node)
+    scene.lose(NODES[0])
+    tripped = scene.decide()
+    assert isinstance(tripped, TripBreaker)
+    assert "5 of 8 nodes" in tripped.reason
+
+
 def test_it_trips_during_a_transition_too_and_the_transition_goes_on():
     scene = eight_nodes()
     for node in NODES[:4]:

@@ -84,7 +84,7 @@ class Manifest:
             raise ValueError(f"the loss is {self.loss}")
         if not all(0 <= time < LATEST for time in (self.committed_at, self.blocking_s, self.upload_s)):
             raise ValueError("a time is out of bounds")
-        inside = re.compile(rf"jobs/{self.job}/shards/[A-Za-z0-9_-]+/[A-Za-z0-9_-]+\.safetensors")
+        inside = re.compile(rf"jobs/{self.job}/shards/[A-Za-z0-9_-]{{1,180}}/[A-Za-z0-9_-]{{1,180}}\.safetensors")
         outside = [shard.key[:80] for shard in self.shards if not inside.fullmatch(shard.key)]
         if outside:
             raise ValueError(f"shards outside the job's own keys: {', '.join(map(repr, outside))}")

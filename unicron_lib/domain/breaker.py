@@ -22,7 +22,7 @@ def _too_many_isolated(state: ClusterState, verdicts: Mapping[str, Verdict], now
     What a person has allowed by a reset, or isolated by hand, is in the whole, but not in the share.
     """
     asked = {node for name, verdict in verdicts.items() if not state.incidents[name].held for node in verdict.quarantine}
-    asked = {node for node in asked if state.nodes[node].status in USABLE}
+    asked = {node for node in asked if _was_usable(state.nodes[node], now, policy)}
     isolated = asked | _isolated_of_late(state, now, policy)
     whole = [node for node in state.nodes.values() if _was_usable(node, now, policy)]
     if not asked or not _is_most(len(isolated), len(whole), policy):
@@ -43,8 +43,8 @@ def _isolated_of_late(state: ClusterState, now: float, policy: Policy) -> set[st
 
 def _was_usable(node: Node, now: float, policy: Policy) -> bool:
     """Whether ranks could have been on the node within the window, the breaker's only yardstick."""
-    isolated = node.status is NodeStatus.QUARANTINED and now - node.since < policy.breaker_window_s
-    return isolated or node.status in USABLE
+    out_of_late = node.status in {NodeStatus.QUARANTINED, NodeStatus.LOST} and now - node.since < policy.breaker_window_s
+    return out_of_late or node.status in USABLE
 
 
 def _is_most(part: int, whole: int, policy: Policy) -> bool:
@@ -59,8 +59,7 @@ def _too_many_lost(state: ClusterState, verdicts: Mapping[str, Verdict], now: fl
     incidents = (state.incidents[name] for name in verdicts)
     newest = max((away[it.node] for it in incidents if it.kind == ErrorKind.NODE_LOST and it.node in away), default=0.0)
     together = sorted(node for node, since in away.items() if 0 <= newest - since < policy.together_s)
-    of_late = sum(now - since < policy.breaker_window_s for since in away.values())
-    whole = of_late + sum(_was_usable(node, now, policy) for node in state.nodes.values())
+    whole = sum(_was_usable(node, now, policy) for node in state.nodes.values())
     if not _is_most(len(together), whole, policy):
         return None
     return (

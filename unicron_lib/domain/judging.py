@@ -1,9 +1,9 @@
 """What one incident calls for: the severity, raised where it did not help, the budget, and the breaker."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unicron_lib.domain.budget import spent
-from unicron_lib.domain.cluster import ClusterState, Incident
+from unicron_lib.domain.cluster import ClusterState, Incident, NodeStatus
 from unicron_lib.domain.failures import BLAMELESS, EVIDENCE, ErrorKind, Failure, Severity
 from unicron_lib.domain.jobs import JobState
 from unicron_lib.domain.rewinding import answer_to, reason_to_give_up
@@ -14,7 +14,8 @@ class Policy:
     """Patience, in seconds, and the breaker against mass isolation (share of the nodes within a window).
 
     What would end a job for good is held for `last_word_s`: what explains it better may still arrive. The verdict on a
-    silent node is waited for until it has been silent for `suspect_s`. Nodes lost within `together_s` are lost at once.
+    silent node is waited for until it has been silent for `suspect_s`. Nodes lost within `together_s` are lost at once. A first
+    start waits for a check of its nodes for `launch_check_s` at most (0: there is none).
     """
 
     root_cause_grace_s: float = 1.0
@@ -24,6 +25,7 @@ class Policy:
     together_s: float = 5.0
     breaker_share: float = 0.5
     breaker_window_s: float = 300.0
+    launch_check_s: float = 0.0
 
 
 DEFAULT_POLICY = Policy()
@@ -113,9 +115,14 @@ def _is_to_blame(root: Failure) -> bool:
 
 
 def _held(state: ClusterState, incident: Incident, verdict: Verdict) -> Verdict:
-    """The verdict if the breaker, or a person, lets it pass; else ranks that still step, and failed ones, stay there."""
+    """The verdict if the breaker, or a person, lets it pass; else ranks that still step, and failed ones, stay there.
+
+    On a node that is lost nothing can stay: its jobs move, but it is not isolated.
+    """
     if state.breaker_since is None or incident.held or not verdict.quarantine:
         return verdict
+    if all(state.nodes[node].status is NodeStatus.LOST for node in verdict.quarantine):
+        return replace(verdict, quarantine={})
     reason = f"{verdict.reason}; {', '.join(verdict.quarantine)} stays: the breaker allows no further isolation"
     severity = verdict.severity if verdict.stop else Severity.SEV2
     return Verdict(severity=severity, reason=reason, stop=verdict.stop, dismiss=incident.is_of_nodes)
