@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from elastic_world import CPU, CountingReplica, Generation, World, small_job
+from elastic_world import CountingReplica, Generation, World, small_job
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from layout_world import replicas_of, train
@@ -39,9 +39,7 @@ def sized(tp: int, pp: int) -> JobSpec:
 
 @pytest.fixture(scope="module")
 def pools(one_thread) -> dict[tuple[int, int], list[CountingReplica]]:
-    return {
-        (tp, pp): replicas_of(sized(tp, pp), Layout(tp=tp, pp=pp, dp=4 * MOST), CountingReplica) for tp, pp in KINDS
-    }
+    return {(tp, pp): replicas_of(sized(tp, pp), Layout(tp=tp, pp=pp, dp=4 * MOST), CountingReplica) for tp, pp in KINDS}
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +49,7 @@ def undisturbed(one_thread) -> dict[str, torch.Tensor]:
     return alone.state()
 
 
-def check(
-    kind: tuple[int, int], pools: dict, undisturbed: dict[str, torch.Tensor], plans: list[Generation]
-) -> World:
+def check(kind: tuple[int, int], pools: dict, undisturbed: dict[str, torch.Tensor], plans: list[Generation]) -> World:
     spec = sized(*kind)
     with tempfile.TemporaryDirectory() as name:
         world = World(spec, Path(name), pools[kind])

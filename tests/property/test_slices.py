@@ -128,8 +128,6 @@ def test_another_model_is_told_from_the_manifest_alone() -> None:
     assert "tensors differ" in str(why_unloadable(lacking, spec))
 
 
-
-
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_what_two_slices_have_in_common_is_what_is_in_both(data: st.DataObject) -> None:

@@ -205,7 +205,8 @@ class World:
         present = [name for number, name in enumerate(sorted(self.people)) if number not in plan.absent]
         columns = [self._column(present, plan.size, rank) for rank in range(self._layout.replica_size)]
         turn = plan.turn % plan.size
-        return [name for replica in zip(*(column[turn:] + column[:turn] for column in columns), strict=True) for name in replica]
+        turned = (column[turn:] + column[:turn] for column in columns)
+        return [name for replica in zip(*turned, strict=True) for name in replica]
 
     def _column(self, present: Sequence[int], size: int, rank: int) -> list[int]:
         place = self._layout.place(rank)

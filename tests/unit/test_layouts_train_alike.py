@@ -109,4 +109,3 @@ def test_ranks_with_consecutive_numbers_are_a_replica() -> None:
         Place(dp=1),
         Place(tp=1, pp=2, dp=1),
     ]
-

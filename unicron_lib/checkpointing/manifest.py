@@ -145,7 +145,8 @@ def parse_manifest(data: bytes) -> Manifest:
     except ValidationError as error:
         told = re.search(rb'"format":\s*([0-9]{1,9})\b', data)
         if told and int(told[1]) > NEWEST_FORMAT:
-            raise CheckpointError(f"the manifest was {LATER_FORMAT}: its format is {int(told[1])}, at most {NEWEST_FORMAT} can be read") from error
+            at_most = f"its format is {int(told[1])}, at most {NEWEST_FORMAT} can be read"
+            raise CheckpointError(f"the manifest was {LATER_FORMAT}: {at_most}") from error
         raise CheckpointError(f"the manifest is damaged: {_first(error)}") from error
 
 

@@ -20,7 +20,7 @@ _FFN = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One parameter of the whole model; `cut` is the dimension that tensor parallelism divides, None if every rank has it all."""
+    """One parameter of the whole model; `cut` is the dimension that tensor parallelism divides, None if it does not."""
 
     name: str
     shape: tuple[int, ...]

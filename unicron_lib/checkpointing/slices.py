@@ -12,7 +12,10 @@ LARGEST_SIDE = 1 << 48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSlice:
-    """A box in a tensor of shape `whole`: `offset` is its first element, `size` its own shape. Raises ValueError if it sticks out."""
+    """A box in a tensor of shape `whole`: `offset` is its first element, `size` its own shape.
+
+    Raises ValueError if it sticks out.
+    """
 
     __pydantic_config__: ClassVar = {"extra": "forbid", "strict": True}
 
@@ -24,7 +27,7 @@ class TensorSlice:
         if not len(self.whole) == len(self.offset) == len(self.size) <= MAX_DIMENSIONS:
             raise ValueError("a slice has as many dimensions as its tensor")
         sides = zip(self.whole, self.offset, self.size, strict=True)
-        if not all(0 <= offset and 0 < size and offset + size <= side <= LARGEST_SIDE for side, offset, size in sides):
+        if not all(offset >= 0 and size > 0 and offset + size <= side <= LARGEST_SIDE for side, offset, size in sides):
             raise ValueError(f"there is no slice of {self.size} at {self.offset} in a tensor of {self.whole}")
 
     @classmethod

@@ -54,8 +54,8 @@ class JobSpec:
     iteration, with which a toy model stands in for a large one. `load` "latest" goes on from the newest checkpoint of an
     earlier submission of the same name; without it each submission begins anew.
 
-    A replica of the model is `tensor_model_parallel_size * pipeline_model_parallel_size` GPUs; the job runs on any number of whole
-    replicas that its limits allow. A checkpoint can be loaded with other sizes.
+    A replica of the model is `tensor_model_parallel_size * pipeline_model_parallel_size` GPUs; the job runs on any number of
+    whole replicas that its limits allow. A checkpoint can be loaded with other sizes.
 
     A job with a `command` is any program that torchrun could start; a first word `python` is the agent's own interpreter. It
     has no keys of our trainer. It runs in `working_dir` ("": a directory of the job's own on each node), with `env` on top of
@@ -175,8 +175,7 @@ class JobSpec:
             (self.num_layers % pp != 0, f"pipeline_model_parallel_size {pp} does not divide num_layers {self.num_layers}"),
             (
                 bool(uneven),
-                f"{', '.join(uneven)} is no multiple of a replica's GPUs: tensor_model_parallel_size {tp} times "
-                f"pipeline_model_parallel_size {pp}",
+                f"{', '.join(uneven)} is no multiple of {tp * pp}, the GPUs of a replica by tensor and pipeline_model_parallel_size",
             ),
         )
 

@@ -24,6 +24,9 @@ REACH_S, RETRY_S = 1.0, 0.1
 ATTEMPTS_S = (2.0, 10.0, 60.0)
 """For one attempt to become its client: nothing but its end breaks it off, and torch asks the DNS for names on the way."""
 
+ANSWER = 1
+"""The tag of a rank's word that it has received something."""
+
 
 class Bulletin:
     """Short notices between the ranks of a generation, by its rendezvous store, which outlives any rank."""
@@ -62,6 +65,7 @@ class TorchPeers:
         self._device = device
         self._is_given_up = is_given_up
         self._group = group
+        self._under_way: dict[int, list[dist.Work | None]] = {}
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def sum(self, tensor: torch.Tensor) -> None:
@@ -80,23 +84,38 @@ class TorchPeers:
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Give `tensor` to a rank; raises CollectiveFailed."""
-        with self._done():
-            dist.send(tensor, group=self._group, group_dst=to)
+        self._trade(tensor, None, to)
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
         """Fill `tensor` with what `source` sends; raises CollectiveFailed, and then its content is worthless."""
-        with self._done():
-            dist.recv(tensor, group=self._group, group_src=source)
+        self._trade(None, tensor, source)
 
     def swap(self, give: torch.Tensor, take: torch.Tensor, other: int) -> None:
         """Give and fill at once; raises CollectiveFailed, and then the content of `take` is worthless."""
+        self._trade(give, take, other)
+
+    def _trade(self, give: torch.Tensor | None, take: torch.Tensor | None, other: int) -> None:
         with self._done():
-            both = [
-                dist.P2POp(dist.isend, give, group=self._group, group_peer=other),
-                dist.P2POp(dist.irecv, take, group=self._group, group_peer=other),
-            ]
-            for work in dist.batch_isend_irecv(both):
-                work.wait()
+            if self._device.type == "cuda":
+                wanted = ((dist.isend, give), (dist.irecv, take))
+                ops = [dist.P2POp(op, it, group=self._group, group_peer=other) for op, it in wanted if it is not None]
+                for work in dist.batch_isend_irecv(ops):
+                    work.wait()
+            else:
+                self._trade_and_answer(give, take, other)
+
+    def _trade_and_answer(self, give: torch.Tensor | None, take: torch.Tensor | None, other: int) -> None:
+        """Over gloo, whose wait for the end of a send may never end when the connection does: the other one tells of it.
+
+        A send that nobody waits for is kept until a later answer of the same rank says that it is over.
+        """
+        under_way = [dist.isend(give, group=self._group, group_dst=other)] if give is not None else []
+        if take is not None:
+            dist.recv(take, group=self._group, group_src=other)
+            under_way.append(dist.isend(torch.zeros(1), group=self._group, group_dst=other, tag=ANSWER))
+        if give is not None:
+            dist.recv(torch.empty(1), group=self._group, group_src=other, tag=ANSWER)
+        self._under_way[other] = under_way
 
     def _gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
         found = [torch.empty_like(mine) for _ in range(self.size)]

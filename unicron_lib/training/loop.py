@@ -68,9 +68,7 @@ class Work:
         first = number * size
         taken = self._order.samples(iteration)[first : first + size]
         tokens = torch.stack([torch.frombuffer(bytearray(self._corpus.sample(s)), dtype=torch.uint8) for s in taken])
-        return MicroBatch(
-            number=number, iteration=iteration, first=first, samples=taken, tokens=tokens.to(device, torch.int64)
-        )
+        return MicroBatch(number=number, iteration=iteration, first=first, samples=taken, tokens=tokens.to(device, torch.int64))
 
 
 class Loop:

@@ -85,12 +85,12 @@ class Model:
             for layer in self._model.decoder.layers:
                 layer.register_forward_pre_hook(lambda layer, _: self._seed_dropout(layer.layer_number))
 
-    def _build(self) -> torch.nn.Module:
+    def _build(self) -> Any:
         spec, siblings = self._spec, self._siblings
         layer = get_gpt_layer_local_spec()
         layer.submodules.self_attention.submodules.core_attention = SdpaAttention
         with _default_group():
-            return GPTModel(  # type: ignore[no-any-return]
+            return GPTModel(
                 config=_config(spec, siblings.layout),
                 transformer_layer_spec=layer,
                 vocab_size=spec.vocab_size,

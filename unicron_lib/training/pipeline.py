@@ -12,19 +12,19 @@ import torch
 from unicron_lib.training.siblings import Siblings
 
 Batch = TypeVar("Batch")
-In = TypeVar("In", contravariant=True)
+In_contra = TypeVar("In_contra", contravariant=True)
 
 
-class Stage(Protocol[In]):
+class Stage(Protocol[In_contra]):
     """What a stage computes."""
 
-    def forward(self, batch: In, arrived: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, batch: In_contra, arrived: torch.Tensor | None) -> torch.Tensor:
         """The output, for the last stage the loss; nothing has arrived at the first one."""
 
-    def backward(self, batch: In, output: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    def backward(self, batch: In_contra, output: torch.Tensor, gradient: torch.Tensor | None) -> None:
         """Add the gradients, given the output's, None for the loss."""
 
-    def blank(self, batch: In) -> torch.Tensor:
+    def blank(self, batch: In_contra) -> torch.Tensor:
         """Room for what goes from stage to stage, there or back."""
 
 

@@ -144,9 +144,7 @@ class Replica:
             for number, content in held.items():
                 self.buckets[number].copy_(content)
 
-    def add_micro_batches(
-        self, batches: Iterable[MicroBatch], poll: Callable[[], None] = lambda: None
-    ) -> Iterator[MicroBatch]:
+    def add_micro_batches(self, batches: Iterable[MicroBatch], poll: Callable[[], None] = lambda: None) -> Iterator[MicroBatch]:
         """Add the gradients and losses of micro-batches; yields each one when they are there. `poll` may raise.
 
         What is random in one, dropout, depends on the job's seed and its place only, not on who computes it, nor how often.

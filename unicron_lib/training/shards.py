@@ -34,9 +34,7 @@ def read_state(repository: CheckpointRepository, manifest: Manifest) -> State:
     """Every tensor of a checkpoint, whole, verified shard by shard before it is used; raises CheckpointError."""
     if manifest.format > 1:
         pieces = (shard.slices.items() for shard in manifest.shards)
-        return read_slices(
-            repository, manifest, {name: TensorSlice.all_of(it.whole) for those in pieces for name, it in those}
-        )
+        return read_slices(repository, manifest, {name: TensorSlice.all_of(it.whole) for those in pieces for name, it in those})
     state: State = {}
     for shard in manifest.shards:
         state |= _tensors_of(repository, shard)
@@ -46,8 +44,8 @@ def read_state(repository: CheckpointRepository, manifest: Manifest) -> State:
 def read_slices(repository: CheckpointRepository, manifest: Manifest, wanted: Mapping[str, TensorSlice]) -> State:
     """The wanted parts of a checkpoint's tensors, from the shards that have some of them, one after another.
 
-    A part that is in a shard as it is wanted is not copied. Raises CheckpointError if a shard is damaged, or something is missing,
-    and UserError if a tensor has another shape: then the checkpoint is another model's.
+    A part that is in a shard as it is wanted is not copied. Raises CheckpointError if a shard is damaged, or something is
+    missing, and UserError if a tensor has another shape: then the checkpoint is another model's.
     """
     state: State = {}
     lacking = {name: piece.num_elements for name, piece in wanted.items()}

@@ -1,4 +1,4 @@
-"""The ranks of one replica, as one of them sees them: they share each layer (a line, tp), and follow on each other (stages, pp).
+"""The ranks of one replica, as one of them sees them: a line shares each layer (tp), stages follow on each other (pp).
 
 The model holds its groups for as long as it lives; who is in them changes with every generation.
 """
@@ -7,6 +7,8 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,10 +25,10 @@ class _Broken(BaseException):
         self.error_type = failure.error_type
 
 
-class _Done:
+class _Done(dist.Work):
     """The work of a collective that has been waited for."""
 
-    def wait(self) -> bool:
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # noqa: ARG002 - as torch has it
         return True
 
 
@@ -37,7 +39,7 @@ class StandIn(dist.ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._siblings = siblings
 
-    def allreduce(self, tensors: list[torch.Tensor], _options: object = None) -> _Done:
+    def allreduce(self, tensors: list[torch.Tensor], *_: Any, **__: Any) -> dist.Work:  # type: ignore[override]
         """Sum over the line; waits for it."""
         for tensor in tensors:
             self._siblings.sum_in_line(tensor)

@@ -91,8 +91,9 @@ class Term:
 
         `writes_as` is the generation that does so, if this rank's own has been replaced already.
         """
-        is_alone = memory is not None and memory.replica.siblings.are_none
-        if not is_alone or not memory.position.is_whole or memory.position.iteration <= self._fallback_iteration:
+        if memory is None or not memory.position.is_whole or memory.position.iteration <= self._fallback_iteration:
+            return self._drained(self._fallback_iteration, self._env.restore_from)
+        if not memory.replica.siblings.are_none:
             return self._drained(self._fallback_iteration, self._env.restore_from)
         saver = self._saver
         if writes_as is not None:

@@ -1,4 +1,4 @@
-"""Jobs whose replicas are several ranks: any layout loads another one's checkpoint, and a crash costs its own replica's work."""
+"""Jobs whose replicas are several ranks: any layout loads another one's checkpoint, and a crash costs one replica's work."""
 
 import signal
 
