@@ -175,7 +175,7 @@ class JobSpec:
             (self.num_layers % pp != 0, f"pipeline_model_parallel_size {pp} does not divide num_layers {self.num_layers}"),
             (
                 bool(uneven),
-                f"{', '.join(uneven)} is no multiple of {tp * pp}, the GPUs of a replica by tensor and pipeline_model_parallel_size",
+                f"{', '.join(uneven)} is no multiple of {tp * pp}, the GPUs of a replica with its tensor and pipeline sizes",
             ),
         )
 

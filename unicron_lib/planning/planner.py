@@ -24,7 +24,8 @@ from unicron_lib.planning.placement import FREELY, Rules
 from unicron_lib.planning.pool_rules import ALIKE, PoolRules
 from unicron_lib.planning.pools import Market
 from unicron_lib.planning.reachability import CheckpointFormat
-from unicron_lib.planning.scene import ANY_LAYOUT, Scene, current_slots, is_moving
+from unicron_lib.planning.scene import ANY_LAYOUT, Scene, current_slots, is_moving, newest_assignment
+from unicron_lib.planning.seating import seat
 from unicron_lib.planning.transition_cost import DEFAULT, Bandwidths
 from unicron_lib.planning.waf import Demand
 
@@ -186,7 +187,9 @@ def _in_place(state: ClusterState, respond: Respond) -> Plan | None:
 
 
 def _next_generation(job: JobState, slots: tuple[Slot, ...]) -> Assignment:
-    return Assignment(job=job.spec.job, generation=job.generation + 1, layout=job.spec.layout(len(slots)), slots=slots)
+    layout = job.spec.layout(len(slots))
+    seated = seat(slots, layout, newest_assignment(job) or job.assignment)
+    return Assignment(job=job.spec.job, generation=job.generation + 1, layout=layout, slots=seated)
 
 
 def _completed(state: ClusterState, plan: Plan, *, freed: Sequence[str]) -> Plan:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from unicron_lib.domain.actions import Respond
 from unicron_lib.domain.cluster import ClusterState, Node, NodeStatus
 from unicron_lib.domain.jobs import JobState, JobStatus
-from unicron_lib.domain.plans import Slot
+from unicron_lib.domain.plans import Assignment, Slot
 from unicron_lib.planning import explain, placement, pooled, throughput, transition_cost
 from unicron_lib.planning.fitting import Fitted
 from unicron_lib.planning.placement import Rules
@@ -23,8 +23,13 @@ ANY_LAYOUT: Mapping[str, CheckpointFormat] = MappingProxyType({})
 
 def current_slots(job: JobState) -> tuple[Slot, ...]:
     """The GPUs that the newest plan gave to the job, whether or not its transition is done."""
-    newest = (a for a in (job.pending, job.assignment) if a and a.generation == job.generation)
-    return next((assignment.slots for assignment in newest), ())
+    newest = newest_assignment(job)
+    return newest.slots if newest else ()
+
+
+def newest_assignment(job: JobState) -> Assignment | None:
+    """Where the newest plan has put the job, whether or not its transition is done."""
+    return next((a for a in (job.pending, job.assignment) if a and a.generation == job.generation), None)
 
 
 def is_moving(job: JobState) -> bool:
@@ -140,7 +145,7 @@ class Scene:
         written = self.checkpoint_formats.get(job.spec.job, CheckpointFormat.FULLY_RESHARDABLE)
         if written is CheckpointFormat.FULLY_RESHARDABLE:
             return None
-        newest = next((a for a in (job.pending, job.assignment) if a and a.generation == job.generation), None)
+        newest = newest_assignment(job)
         layout = newest.layout if newest else None
         return reachable(job.spec.layout(num_gpus), written, layout, saved=layout)
 
@@ -161,12 +166,13 @@ class Scene:
         return placement.arrange(gpus, current, self.nodes, replace(self.rules, group_gpus=groups))
 
     def _transition_s(self, job: JobState, profile: throughput.Profile) -> float:
-        """What a move of the job costs; with data parallelism every rank that lives on is a whole replica."""
+        """What a move of the job costs. Each GPU that is lost may have been of another replica."""
         slots = current_slots(job)
         lost = sum(slot.node not in self.state.nodes or self.state.nodes[slot.node].status is NodeStatus.LOST for slot in slots)
         gone = max(lost, job.spec.job in self.respond.faulted)
         move = transition_cost.move_of(job.spec, profile.flops(len(slots)))
-        origin = transition_cost.source(move, moves=True, has_replica=gone < len(slots), bandwidths=self.bandwidths)
+        has_replica = gone < len(slots) // job.spec.replica_gpus
+        origin = transition_cost.source(move, moves=True, has_replica=has_replica, bandwidths=self.bandwidths)
         return transition_cost.transition_s(move, origin, self.bandwidths)
 
     @property
