@@ -15,7 +15,7 @@ from unicron_lib.domain.events import PlanDecided, RecoveryCompleted, StepComple
 from unicron_lib.domain.failures import Severity
 from unicron_lib.domain.jobs import JobSpec, JobState, JobStatus
 from unicron_lib.domain.journal import fold
-from unicron_lib.domain.plans import Plan, PlanKind, Slot, StepKind
+from unicron_lib.domain.plans import Layout, Plan, PlanKind, Slot, StepKind
 from unicron_lib.planning.planner import make_plan
 from unicron_lib.training.flops import iteration_flops
 
@@ -399,3 +399,19 @@ def test_a_restart_imports_no_solver() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert found.stdout == "False\n", found.stderr
+
+
+def test_a_job_of_cut_replicas_keeps_whole_ones_and_every_rank_its_place() -> None:
+    spec = JobSpec(job="cut", min_gpus=4, pipeline_model_parallel_size=2, tensor_model_parallel_size=2)
+    state = launched(cut=spec)
+    plan = plan_for(state, respond())
+    (first,) = plan.assignments
+    assert (first.layout, first.num_gpus) == (Layout(tp=2, pp=2, dp=2), 8)
+    assert all(first.slots[rank].node == first.slots[rank + 1].node for rank in range(0, 8, 2))
+    running = done(decided(state, plan), plan)
+    lost = first.slots[0].node
+    nodes = {**running.nodes, lost: replace(running.nodes[lost], status=NodeStatus.LOST)}
+    (smaller,) = plan_for(replace(running, nodes=nodes), respond()).assignments
+    assert smaller.layout == Layout(tp=2, pp=2)
+    kept = {slot: first.layout.place(rank) for rank, slot in enumerate(first.slots)}
+    assert [(kept[slot].tp, kept[slot].pp) for slot in smaller.slots] == [(0, 0), (1, 0), (0, 1), (1, 1)]

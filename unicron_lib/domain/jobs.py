@@ -14,6 +14,7 @@ POSITIVE = (
     *("num_layers", "hidden_size", "num_attention_heads", "seq_length", "vocab_size", "micro_batch_size"),
     *("global_batch_size", "train_iters", "save_interval", "save_retain", "log_interval", "min_gpus", "lr"),
     *("distributed_timeout_minutes", "loss_spike_patience_iters"),
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
 )
 FINITE = (
     *("weight", "transition_s", "lr", "min_lr", "weight_decay", "clip_grad", "hidden_dropout", "pace_s", "restart_window_s"),
@@ -246,7 +247,7 @@ class JobSpec:
     @property
     def replica_gpus(self) -> int:
         """GPUs of one replica of the model."""
-        return self.tensor_model_parallel_size * self.pipeline_model_parallel_size
+        return max(1, self.tensor_model_parallel_size * self.pipeline_model_parallel_size)
 
     @property
     def num_micro_batches(self) -> int:
