@@ -1,6 +1,7 @@
 """The pure parts of the agent."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,9 @@ def test_the_environment_of_a_rank(tmp_path: Path) -> None:
         "LOCAL_RANK": "1",
         "LOCAL_WORLD_SIZE": "2",
     }
+    assert (env["UNICRON_TP"], env["UNICRON_PP"]) == ("1", "1")
+    cut = rank_environment(facts, replace(launch(), layout=Layout(tp=4, pp=2)), 5, Path("/s"))
+    assert (cut["UNICRON_TP"], cut["UNICRON_PP"]) == ("4", "2")
     assert (env["GROUP_RANK"], env["GROUP_WORLD_SIZE"]) == ("2", "4")
     assert (env["MASTER_ADDR"], env["MASTER_PORT"], env["GLOO_SOCKET_IFNAME"]) == ("10.0.0.1", "1234", "eth1")
     assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "as NVML counts, which says what GPU is broken"

@@ -1,0 +1,33 @@
+"""A job whose replicas are two ranks each, on a whole cluster: it outlives a rank's crash and a node's loss."""
+
+from whole_cluster import job_file
+
+from unicron_lib.domain.plans import Layout
+
+
+def test_a_job_with_tensor_parallelism_survives_a_crash_and_a_lost_node(cluster, tmp_path) -> None:
+    cluster.cli("up")
+    cluster.until("all nodes", lambda state: state.num_healthy_gpus == 6)
+    running = [row["job"] for row in cluster.json("jobs")["jobs"] if row["status"] == "running"]
+    for job in running:
+        cluster.cli("cancel", job)
+    keys = {"tensor_model_parallel_size": 2, "max_gpus": 4, "throughput_flops": {2: 5.0e8, 4: 9.0e8}, "transition_s": 1.0}
+    cluster.cli("submit", str(job_file(tmp_path, "cut", params_dtype="float64", **keys)))
+    cluster.calm({"cut": 4})
+    assert cluster.state.jobs["cut"].assignment.layout == Layout(tp=2, dp=2)
+    cluster.trains_on()
+    known, reached = set(cluster.state.incidents), cluster.iterations()["cut"]
+    cluster.cli("inject", "crash", "cut/1")
+    cluster.until("the failure", lambda _: cluster.new_failures(known))
+    cluster.calm({"cut": 4})
+    cluster.trains_on()
+    assert cluster.iterations()["cut"] > reached
+    node = cluster.state.jobs["cut"].assignment.nodes[1]
+    cluster.cli("inject", "node-loss", node)
+    cluster.until("the loss", lambda state: state.num_healthy_gpus == 4)
+    cluster.calm({"cut": 4})
+    cluster.trains_on()
+    cluster.check_journal()
+    for log in (cluster.site.run_dir / "logs" / "cut").glob("g*-r*.log"):
+        assert "Traceback" not in log.read_text()
+    cluster.cli("cancel", "cut")
