@@ -8,6 +8,7 @@ from math import isfinite
 from typing import ClassVar
 
 from unicron_lib.domain.plans import Assignment, Layout
+from unicron_lib.domain.replica_checks import replica_checks
 from unicron_lib.domain.skipping import Ranges
 
 POSITIVE = (
@@ -157,27 +158,10 @@ class JobSpec:
             ),
             (self.vocab_size < 256 and self.data_path.startswith("builtin:"), "byte tokens need a vocab_size of at least 256"),
             (self.params_dtype not in {"float32", "float64", "bfloat16"}, f"params_dtype {self.params_dtype!r} is unknown"),
-            *self._parallel_checks(),
+            *replica_checks(self),
             *self._command_checks(),
             *self._throughput_checks(),
             *self._timeout_checks(),
-        )
-
-    def _parallel_checks(self) -> tuple[tuple[bool, str], ...]:
-        tp, pp = max(1, self.tensor_model_parallel_size), max(1, self.pipeline_model_parallel_size)
-        uncut = [f"{key} {getattr(self, key)}" for key in ("num_attention_heads", "vocab_size") if getattr(self, key) % tp]
-        uneven = [
-            f"{key} {number}"
-            for key in ("min_gpus", "max_gpus")
-            if (number := getattr(self, key)) is not None and number % (tp * pp)
-        ]
-        return (
-            (bool(uncut), f"tensor_model_parallel_size {tp} does not divide {', '.join(uncut)}"),
-            (self.num_layers % pp != 0, f"pipeline_model_parallel_size {pp} does not divide num_layers {self.num_layers}"),
-            (
-                bool(uneven),
-                f"{', '.join(uneven)} is no multiple of {tp * pp}, the GPUs of a replica with its tensor and pipeline sizes",
-            ),
         )
 
     def _command_checks(self) -> tuple[tuple[bool, str], ...]:
