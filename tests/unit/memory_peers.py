@@ -50,10 +50,12 @@ class Room:
         self.is_cut = False
         self.meetings: dict[object, _Meeting] = {}
         self._points = [0] * size
+        self._made: dict[tuple[int, tuple[int, ...]], MemoryPeers] = {}
 
     def peers(self, rank: int, members: tuple[int, ...] = ()) -> "MemoryPeers":
         """A rank's view of all, or of the `members` alone, among which it has the number of its place."""
-        return MemoryPeers(self, rank, members or tuple(range(self.size)))
+        place = rank, members or tuple(range(self.size))
+        return self._made.setdefault(place, MemoryPeers(self, *place))
 
     def leave(self, rank: int) -> None:
         self.gone.add(rank)

@@ -150,7 +150,8 @@ class Term:
             self._repository.condemn(manifest.key, str(error))
             raise
         elapsed = time.monotonic() - started
-        log.info("restored iteration %d, %d bytes, in %.3f s", manifest.iteration, manifest.num_bytes, elapsed)
+        num_bytes = sum(tensor.nbytes for tensor in state.values())
+        log.info("restored iteration %d, %d of %d bytes, in %.3f s", manifest.iteration, num_bytes, manifest.num_bytes, elapsed)
         return manifest, state
 
     # --- the ends -----------------------------------------------------------------------------------------------------
