@@ -7,11 +7,12 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from unicron_lib.agent.beats import BEAT_FILE
+from unicron_lib.agent.slot_places import MEMORY_DIR, MEMORY_SLOT
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.skipping import Ranges
 from unicron_lib.errors import UserError
 
-OPTIONAL = ("UNICRON_RESTORE_FROM", "UNICRON_SKIPPED_BATCHES", BEAT_FILE)
+OPTIONAL = ("UNICRON_RESTORE_FROM", "UNICRON_SKIPPED_BATCHES", "UNICRON_MTBF_S", MEMORY_DIR, MEMORY_SLOT, BEAT_FILE)
 """Variables that a generation may lack: those of an earlier one mean nothing in it."""
 LOG_FILE = "UNICRON_LOG_FILE"
 """Where a rank's output goes; one that was started writes there already, one that changes its place goes over to it."""
@@ -23,7 +24,8 @@ _ranges: TypeAdapter[Ranges] = TypeAdapter(Ranges)
 class RankEnvironment:
     """One rank's place in one generation of a job. `restore_from` is a manifest's key, None for a fresh start.
 
-    `skipped` are the batches that are left out.
+    `skipped` are the batches that are left out. In `memory_dir` are the job's slots on this node; if a `memory_slot` is given,
+    the slot of that place has the state to begin from. `mtbf_s` is the job's mean time between failures, 0 if it is not known.
     """
 
     spec: JobSpec
@@ -40,6 +42,9 @@ class RankEnvironment:
     restore_from: str | None = None
     skipped: Ranges = ()
     beat_file: Path | None = None
+    memory_dir: Path | None = None
+    memory_slot: tuple[int, int] | None = None
+    mtbf_s: float = 0.0
 
     @property
     def job(self) -> str:
@@ -73,6 +78,9 @@ def read_environment(variables: Mapping[str, str]) -> RankEnvironment:
             restore_from=variables.get("UNICRON_RESTORE_FROM") or None,
             skipped=_ranges.validate_json(variables.get("UNICRON_SKIPPED_BATCHES", "[]")),
             beat_file=Path(variables[BEAT_FILE]) if variables.get(BEAT_FILE) else None,
+            memory_dir=Path(variables[MEMORY_DIR]) if variables.get(MEMORY_DIR) else None,
+            memory_slot=_place(variables.get(MEMORY_SLOT, "")),
+            mtbf_s=float(variables.get("UNICRON_MTBF_S", 0.0)),
         )
     except KeyError as error:
         raise UserError(f"the variable {error.args[0]} is not set: ranks are started by an agent") from error
@@ -80,3 +88,8 @@ def read_environment(variables: Mapping[str, str]) -> RankEnvironment:
         raise UserError(f"UNICRON_JOB_SPEC or UNICRON_SKIPPED_BATCHES is wrong: {error.errors()[0]['msg']}") from error
     except ValueError as error:
         raise UserError(f"a rank's environment is wrong: {error}") from error
+
+
+def _place(told: str) -> tuple[int, int] | None:
+    generation, _, iteration = told.partition("/")
+    return (int(generation), int(iteration)) if told else None

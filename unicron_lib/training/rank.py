@@ -21,6 +21,7 @@ import unicron_lib.adapters.s3  # noqa: F401
 from unicron_lib.agent.beats import BeatWriter
 from unicron_lib.agent.error_file import leave_error
 from unicron_lib.agent.rank_messages import RankFailed, RankHello, RankParked
+from unicron_lib.checkpointing.slots import SlotPair
 from unicron_lib.detection.sections import Section
 from unicron_lib.training import groups
 from unicron_lib.training.abort import Breaker
@@ -30,6 +31,7 @@ from unicron_lib.training.last_words import end_with_threads, last_words
 from unicron_lib.training.link import AgentLink
 from unicron_lib.training.peers import CollectiveFailed, Parked
 from unicron_lib.training.replica import Replica
+from unicron_lib.training.snapshots import Snapshots
 from unicron_lib.training.term import Term
 
 log = logging.getLogger(__name__)
@@ -93,7 +95,7 @@ class Rank:
         try:
             self._term = Term(self._env, self._link, self._beats)
             if self._memory is None:
-                self._memory = Memory(replica=Replica(self._env.spec, groups.choose_device(self._env.local_rank)))
+                self._memory = _fresh(self._env)
             self._term.run(self._memory)
         except Parked:
             return Interruption()
@@ -163,6 +165,12 @@ class Rank:
         env = self._env
         kept = len(self._memory.effort.done) if self._memory and self._memory.position.is_whole else 0
         return RankParked(job=env.job, generation=env.generation, rank=env.rank, iteration=self._iteration, micro_batches=kept)
+
+
+def _fresh(env: RankEnvironment) -> Memory:
+    """A memory without a state."""
+    replica = Replica(env.spec, groups.choose_device(env.local_rank))
+    return Memory(replica=replica, snapshots=Snapshots(SlotPair(env.memory_dir), env.spec) if env.memory_dir else None)
 
 
 def _write_to(file: str | None) -> None:
