@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import logging
 import sys
 import time
 from dataclasses import asdict
@@ -19,11 +20,13 @@ from tasks.checking import conclude, meet
 from tasks.reporting import report_check
 from tasks.services import services
 from unicron_lib.diagnosis.check_consequences import to_check
-from unicron_lib.diagnosis.node_check import CheckVerdict, Finding, Meeting, next_groups, verdicts
+from unicron_lib.diagnosis.check_waves import next_groups
+from unicron_lib.diagnosis.node_check import CheckVerdict, Finding, Meeting, verdicts
 from unicron_lib.errors import UnicronError, UserError
 
 DEADLINE_S = 60.0
 Row = dict[str, object]
+log = logging.getLogger("unicron.checking")
 
 
 @flow(name="check-nodes", description="Find the faulty ones among nodes without ranks: isolate them, release the cleared.")
@@ -57,9 +60,14 @@ def _row(finding: Finding) -> Row:
 
 
 async def run_check(nodes: list[str], deadline_s: float) -> list[Row]:
-    """Check them as a flow run, or without Prefect if it is away. Raises UserError for one that trains."""
+    """Check them as a flow run, or without Prefect if it is away or breaks off. Raises UserError for one that trains."""
     if await prefect_answers():
-        return await check_nodes(nodes, deadline_s)
+        try:
+            return await check_nodes(nodes, deadline_s)
+        except UnicronError:
+            raise
+        except Exception:  # whatever Prefect's trouble is, the check goes on without it
+            log.exception("the flow run of the check broke off; checking anew without Prefect")
     return await check(plain, nodes, deadline_s)
 
 

@@ -14,8 +14,9 @@ from tasks.events import CLOSED, emit_incident
 from tasks.health import report_failure
 from tasks.planning import complete, decide_plan, dismiss, trip_breaker
 from tasks.reporting import report_recovery
+from tasks.sending import StepFailed
 from tasks.services import services
-from tasks.transition import StepFailed, carry_out
+from tasks.transition import carry_out
 from unicron_lib.domain.actions import Continue, Dismiss, Respond, Rest, TripBreaker, Wait
 from unicron_lib.domain.cluster import ClusterState, IncidentStatus, PlanState
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
@@ -50,7 +51,7 @@ async def respond(call: Call, *, incident: str | None = None) -> None:
         state = await _refresh()
         if incident is not None and is_over(state, incident):
             return
-        match decide(state, time.time()):
+        match decide(state, time.time(), services().policy):
             case Rest():
                 return
             case Wait(until=until):
@@ -116,7 +117,7 @@ async def _unless_superseded(plan: str, calls: list[Awaitable[object]]) -> list[
         done, _ = await asyncio.wait({work}, timeout=LOOK_AGAIN_S)
         if done:
             return work.result()
-        action = decide(await _refresh(), time.time())
+        action = decide(await _refresh(), time.time(), services().policy)
         if not isinstance(action, Continue) or action.plan != plan:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)

@@ -29,12 +29,13 @@ from prefect.exceptions import ObjectNotFound
 from prefect.flow_engine import run_flow_async
 from prefect.states import Completed
 
+from flows.burials import keep_buried
 from flows.diagnosing import keep_diagnosed
 from flows.foresight import keep_foreseeing, keep_rebalancing
 from flows.reconfiguration import reconfigure
 from flows.recovery import recover
 from flows.response import is_over, plain, respond
-from flows.unasked_checks import keep_checked
+from flows.unasked_checks import keep_checked, keep_launches_checked
 from flows.watching import hardly_waiting, keep_watched, prefect_answers
 from tasks.health import report
 from tasks.services import services
@@ -72,7 +73,8 @@ class RecoveryService:
 
     async def _serve(self) -> None:
         own = (self._listen, self._adopt_orphans, self._record_late)
-        beside = (keep_watched, keep_foreseeing, keep_rebalancing, keep_diagnosed, keep_checked)
+        watched = (keep_watched, keep_buried, keep_diagnosed, keep_checked, keep_launches_checked)
+        beside = (*watched, keep_foreseeing, keep_rebalancing)
         background = [asyncio.create_task(work(), name=work.__name__) for work in (*own, *beside)]
         for task in background:
             task.add_done_callback(_tell_end)
@@ -93,7 +95,7 @@ class RecoveryService:
         self._wake.clear()
         try:
             state = await asyncio.to_thread(services().journal.refresh)
-            action = decide(state, time.time())
+            action = decide(state, time.time(), services().policy)
         except UnicronError as error:
             log.warning("%s", error)
             return POLL_S

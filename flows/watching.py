@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from uuid import UUID
 
 import httpx
@@ -91,9 +92,20 @@ async def _start_another_run(name: str, job: JobState) -> None:
             log.warning("%s was not submitted through a deployment: nothing watches it", name)
             return
         await _bury(client, submitted.deployment_id)
+        if await _is_awaited(client, submitted.deployment_id):
+            log.warning("nothing watches %s until a worker takes up the run that waits for one", name)
+            return
         parameters = {"job": job_spec.dump_python(job.spec, mode="json"), "submission": job.submission}
         run = await client.create_flow_run_from_deployment(submitted.deployment_id, parameters=parameters)
     log.warning("the train run of %s is gone: %s watches it from now on", name, run.name)
+
+
+async def _is_awaited(client: PrefectClient, deployment: UUID) -> bool:
+    """Whether a run is due and no worker has taken it up yet: more of them would all start together when one comes."""
+    scheduled = FlowRunFilter(state=FlowRunFilterState(type=StateTypeFilter(any_=[StateType.SCHEDULED])))
+    of_job = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
+    runs = await client.read_flow_runs(flow_run_filter=scheduled, deployment_filter=of_job)
+    return any(run.expected_start_time is not None and run.expected_start_time <= datetime.now(UTC) for run in runs)
 
 
 async def _bury(client: PrefectClient, deployment: UUID) -> None:

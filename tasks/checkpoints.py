@@ -8,10 +8,12 @@ from datetime import UTC, datetime
 from tasks.reporting import report_checkpoints
 from tasks.services import services
 from unicron_lib.checkpointing.freshness import Freshness, Level, judge
+from unicron_lib.checkpointing.manifest import Manifest
 from unicron_lib.checkpointing.repository import CheckpointRepository
 from unicron_lib.checkpointing.survey import Found, State, survey
 from unicron_lib.controller.views import JobProgress
 from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.planning.cadence import pause_s
 
 log = logging.getLogger("unicron.checkpoints")
 
@@ -56,10 +58,17 @@ class CheckpointWatch:
         if live is None or self._found is None:
             return None
         newest = next((it.manifest for it in self._found if it.state is State.NEWEST and it.manifest), None)
-        upload_s = newest.upload_s if newest else 0.0
         since = max(live.first_iteration_at, newest.committed_at if newest else 0.0)
-        usual_s = self._job.save_interval * live.iteration_s + upload_s
+        usual_s = self._usual_s(live, newest)
         return judge(self._job.job, age_s=max(0.0, now - since), usual_s=usual_s)
+
+    def _usual_s(self, live: JobProgress, newest: Manifest | None) -> float:
+        """What lies between two checkpoints."""
+        blocking_s, upload_s = (newest.blocking_s, newest.upload_s) if newest else (0.0, 0.0)
+        if self._job.save_interval:
+            return self._job.save_interval * live.iteration_s + upload_s
+        mtbf_s = services().mtbf_s(live.world_size)
+        return pause_s(blocking_s=blocking_s, upload_s=upload_s, mtbf_s=mtbf_s) + live.iteration_s + upload_s
 
 
 def _row(found: Found) -> dict[str, str]:

@@ -7,6 +7,7 @@ import sys
 from prefect import task
 from pydantic import ValidationError
 
+from tasks.events import emit_diagnosis
 from tasks.services import services
 from unicron_lib.agent.inquiries import ReadLog
 from unicron_lib.diagnosis.case import Case, case_json, case_of, diagnosed_json, ranks_to_read
@@ -34,7 +35,8 @@ async def diagnose_incident(incident: str) -> IncidentDiagnosed:
     logs = tuple(it for it in found if isinstance(it, Tail))
     unread = tuple(it for it in found if isinstance(it, str))
     told = await _concluded(case_of(state, incident, logs, unread))
-    await asyncio.to_thread(journal.append, told)
+    if await asyncio.to_thread(journal.append, told):
+        await emit_diagnosis(journal.state.incidents[incident])
     log.info("%s: %s, %s", incident, told.kind, told.root_cause)
     return told
 

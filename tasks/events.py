@@ -8,6 +8,7 @@ from typing import Any
 from prefect.events import emit_event
 
 from unicron_lib.domain import events as e
+from unicron_lib.domain.checked import LaunchChecked
 from unicron_lib.domain.cluster import ClusterState, Incident
 from unicron_lib.domain.failures import ErrorKind, Failure
 from unicron_lib.domain.incidents import incident_id
@@ -16,6 +17,7 @@ log = logging.getLogger("unicron.events")
 OPENED = "unicron.incident.opened"
 UPDATED = "unicron.incident.updated"
 CLOSED = "unicron.incident.closed"
+DIAGNOSED = "unicron.incident.diagnosed"
 
 NAMES: Mapping[type[e.Event], str] = {
     e.StragglerDetected: "unicron.job.degraded",
@@ -23,6 +25,7 @@ NAMES: Mapping[type[e.Event], str] = {
     e.JobResumed: "unicron.job.resumed",
     e.BreakerTripped: "unicron.breaker.tripped",
     e.BreakerReset: "unicron.breaker.reset",
+    LaunchChecked: "unicron.job.launch_checked",
 }
 """Events of the journal that have a name of their own in Prefect."""
 
@@ -68,6 +71,22 @@ async def emit_incident(name: str, incident: Incident) -> None:
     await _emit(name, f"incident.{incident.id}", incident.jobs, incident.node, payload=payload)
 
 
+async def emit_diagnosis(incident: Incident) -> None:
+    """Emit why `incident`, which has been diagnosed, happened; it and its jobs and node are named as in `emit_incident`."""
+    told = incident.diagnosis
+    assert told is not None
+    payload = {
+        "incident": incident.id,
+        "kind": told.kind,
+        "severity": incident.severity.name if incident.severity else None,
+        "source": told.source,
+        "recoverable": told.recoverable,
+        "confidence": told.confidence,
+        "evidence": next(iter(told.evidence), None),
+    }
+    await _emit(DIAGNOSED, f"incident.{incident.id}", incident.jobs, incident.node, payload=payload)
+
+
 def name_of(event: e.Event) -> str | None:
     """The Prefect event that tells of `event`; None if only its incident does."""
     match event:
@@ -87,15 +106,15 @@ def name_of(event: e.Event) -> str | None:
 def _about(event: e.Event) -> tuple[str, tuple[str, ...], str | None]:
     """The resource that an event is about, the jobs and the node that are related to it."""
     told = event.failure if isinstance(event, e.FailureDetected) else event
-    job, node = getattr(told, "job", None), getattr(told, "node", None)
+    job, node, jobs = (getattr(told, name, None) for name in ("job", "node", "jobs"))
     if job:
         return f"job.{job}", (), node
-    return (f"node.{node}", (), None) if node else ("cluster", (), None)
+    return (f"node.{node}", (), None) if node else ("cluster", tuple(jobs or ()), None)
 
 
 def _payload(event: e.Event) -> dict[str, Any]:
     told: e.Event | Failure = event.failure if isinstance(event, e.FailureDetected) else event
-    names = ("kind", "rank", "iteration", "ratio", "code", "text", "active", "reason", "evidence")
+    names = ("kind", "rank", "iteration", "ratio", "code", "text", "active", "reason", "evidence", "told")
     return {name: value for name in names if (value := getattr(told, name, None)) is not None}
 
 

@@ -9,7 +9,10 @@ from unicron_lib.checkpointing.store import ObjectStore
 from unicron_lib.config import Settings
 from unicron_lib.controller.client import ControllerClient
 from unicron_lib.controller.views import JobProgress
+from unicron_lib.domain.check_policy import LAUNCH_CHECK_S
+from unicron_lib.domain.judging import Policy
 from unicron_lib.journal import Journal
+from unicron_lib.planning.failure_rate import observed_mtbf_gpu_s
 from unicron_lib.planning.pool_rules import ALIKE, PoolRules, load
 
 
@@ -23,9 +26,19 @@ class Services:
     controller: ControllerClient
     pool_rules: PoolRules = ALIKE
 
+    @property
+    def policy(self) -> Policy:
+        """What decisions wait for here."""
+        return Policy(launch_check_s=LAUNCH_CHECK_S if "launch" in self.settings.check_nodes else 0.0)
+
     async def live(self) -> dict[str, JobProgress]:
         """The newest progress of each job. Raises ControllerError."""
         return {live.job: live for live in await self.controller.progress()}
+
+    def mtbf_s(self, num_gpus: int) -> float:
+        """The mean time between two failures that so many GPUs will have, by what the journal knows."""
+        seen = observed_mtbf_gpu_s(self.journal.state, prior_mtbf_gpu_s=self.settings.mtbf_gpu_s)
+        return seen / max(1, num_gpus)
 
 
 @cache

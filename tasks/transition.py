@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from prefect import task
 
+from tasks import memory
+from tasks.sending import StepFailed, send, send_unless_gone
 from tasks.services import services
 from unicron_lib.agent.messages import (
-    Command,
     DrainRanks,
     HoldRanks,
     LaunchRanks,
@@ -25,26 +26,19 @@ from unicron_lib.agent.messages import (
 from unicron_lib.checkpointing.repository import CheckpointRepository
 from unicron_lib.controller.origins import origin_told
 from unicron_lib.detection.sections import Limits
-from unicron_lib.domain.cluster import ClusterState, NodeStatus
+from unicron_lib.domain.cluster import ClusterState
 from unicron_lib.domain.events import Scalar, StepCompleted
 from unicron_lib.domain.jobs import ENDED, JobSpec, JobState
 from unicron_lib.domain.plans import Plan, Step, StepKind
 from unicron_lib.domain.skipping import told
-from unicron_lib.errors import CommandTimeout, ControllerError, NodeNotConnected, UnicronError, UserError
+from unicron_lib.errors import ControllerError, UserError
 from unicron_lib.planning.holding import iteration_of, memory_of
+from unicron_lib.planning.memory import may_begin_from_memory
 
 log = logging.getLogger("unicron.transition")
 Result = Mapping[str, Scalar]
 OWN_CHECKPOINTS: Result = {"source": "its own checkpoints", "iteration": None, "manifest": None}
 """Where a job with a command goes on: that is its own business."""
-
-
-class StepFailed(UnicronError):
-    """A step could not have its effect: one sentence why, and the node that did not play along."""
-
-    def __init__(self, message: str, node: str | None = None) -> None:
-        super().__init__(message)
-        self.node = node
 
 
 @task(name="step", task_run_name="{step.kind} {step.job}", persist_result=True)
@@ -72,8 +66,8 @@ async def _drain(plan: Plan, step: Step) -> Result:
             await _parted(step)
         return OWN_CHECKPOINTS
     ranks = await _parted(step)
-    if step.hold and (memory := memory_of(step.hold, ranks)):
-        return memory
+    if step.hold and (held := memory_of(step.hold, ranks)):
+        return held
     return await _saved(step, ranks)
 
 
@@ -96,7 +90,7 @@ async def _parted(step: Step) -> list[dict[str, Scalar]]:
     deadline_s = services().settings.drain_s
 
     async def ask(node: str) -> list[dict[str, Scalar]]:
-        reply = await _send_unless_gone(node, _parting(step, node, deadline_s), timeout_s=deadline_s + 5)
+        reply = await send_unless_gone(node, _parting(step, node, deadline_s), timeout_s=deadline_s + 5)
         found = reply.result["ranks"] if reply else []
         assert isinstance(found, list)
         return [{**rank, "node": node} for rank in found]
@@ -130,7 +124,7 @@ async def _save_replica(step: Step, survivor: Mapping[str, Scalar]) -> Result | 
     )
     node = str(survivor["node"])
     try:
-        reply = await _send(node, command, timeout_s=command.deadline_s + 5)
+        reply = await send(node, command, timeout_s=command.deadline_s + 5)
     except StepFailed as error:
         log.warning("%s: the next survivor is asked", error)
         return None
@@ -149,19 +143,24 @@ async def _stop(_plan: Plan, step: Step) -> Result:
             grace_s=2.0,
             keep_gpus=step.hold.gpus_on(node) if step.hold else (),
         )
-        reply = await _send_unless_gone(node, command, timeout_s=services().settings.command_s)
+        reply = await send_unless_gone(node, command, timeout_s=services().settings.command_s)
         return int(_scalar(reply, "stopped") or 0) if reply else 0
 
-    return {"stopped": sum(await asyncio.gather(*map(stop, step.nodes)))}
+    stopped = sum(await asyncio.gather(*map(stop, step.nodes)))
+    if services().journal.state.jobs[step.job].status in ENDED:
+        await memory.forget(step)
+    return {"stopped": stopped}
 
 
 async def _restore(plan: Plan, step: Step) -> Result:
     """Fence older generations off the store, then choose the newest complete checkpoint of this submission.
 
     For a job that goes back, checkpoints from after the harm was done are fenced off too. Where ranks hold newer state in their
-    memory, it is what they fall back on. Meanwhile the rendezvous store is started, which LAUNCH will ask for.
+    memory, or nodes in theirs, it is what they fall back on. Meanwhile the rendezvous store is started, which LAUNCH will
+    ask for.
     """
-    job = (await asyncio.to_thread(services().journal.refresh)).jobs[step.job]
+    state = await asyncio.to_thread(services().journal.refresh)
+    job = state.jobs[step.job]
     if job.spec.command:
         return OWN_CHECKPOINTS
     held = _held(plan, step.job)
@@ -170,7 +169,7 @@ async def _restore(plan: Plan, step: Step) -> Result:
         repository = CheckpointRepository(services().store, step.job)
         _refuse_to_begin_anew(job, repository.iterations())
         anew = not job.restored and job.spec.load != "latest"
-        repository.fence(step.generation, anew=anew, up_to=job.rolled_back_to)
+        repository.fence(step.generation, anew=anew, up_to=job.rolled_back_to, forgets=not job.restored)
         newest, skipped = repository.newest_complete(condemn=True)
         saved = newest.iteration if newest else -1
         result: dict[str, Scalar] = {"batches_left_out": told(job.skipped)} if job.skipped else {}
@@ -183,7 +182,7 @@ async def _restore(plan: Plan, step: Step) -> Result:
         log.warning("%s: LAUNCH asks again", opened)
     if isinstance(chosen, BaseException):
         raise chosen
-    return chosen
+    return chosen if held or not may_begin_from_memory(job) else await memory.or_from_memory(state, plan, step, chosen)
 
 
 async def _open_rendezvous(plan: Plan, job: str, spec: JobSpec) -> Reply:
@@ -192,13 +191,13 @@ async def _open_rendezvous(plan: Plan, job: str, spec: JobSpec) -> Reply:
     assert assignment is not None
     launch = next(step for step in plan.steps if step.job == job and step.kind is StepKind.LAUNCH)
     command = OpenRendezvous(step=f"{launch.id}/rendezvous", job=job, generation=launch.generation, spec=spec)
-    return await _send(assignment.slots[0].node, command, timeout_s=services().settings.command_s)
+    return await send(assignment.slots[0].node, command, timeout_s=services().settings.command_s)
 
 
 def _refuse_to_begin_anew(job: JobState, saved: list[int]) -> None:
     """A job that goes back begins anew only if it had not come to its first save."""
     target = job.rolled_back_to
-    if target is not None and target + 1 >= job.spec.save_interval and min(saved, default=-1) > target:
+    if target is not None and target + 1 >= max(1, job.spec.save_interval) and min(saved, default=-1) > target:
         raise UserError(
             f"{job.spec.job} must go back to iteration {target} or before, but its oldest checkpoint is of iteration "
             f"{min(saved)}: raise save_retain, or submit it anew"
@@ -214,6 +213,7 @@ async def _launch(plan: Plan, step: Step) -> Result:
     spec = state.jobs[step.job].spec
     opened = await _open_rendezvous(plan, step.job, spec)
     manifest = restored.get("manifest")
+    peers = await memory.peers(state, assignment)
     commands = [
         LaunchRanks(
             step=f"{step.id}/{node}",
@@ -230,15 +230,18 @@ async def _launch(plan: Plan, step: Step) -> Result:
             store_url=services().settings.store_url,
             restore_from=str(manifest) if manifest else None,
             skipped=state.jobs[step.job].skipped,
+            memory=memory.place_of(restored),
+            memory_peers=peers,
+            mtbf_s=0.0 if spec.save_interval else services().mtbf_s(assignment.num_gpus),
         )
         for node_rank, node in enumerate(assignment.nodes)
     ]
-    sends = (_send(n, c, timeout_s=services().settings.command_s) for n, c in zip(assignment.nodes, commands, strict=True))
+    sends = (send(n, c, timeout_s=services().settings.command_s) for n, c in zip(assignment.nodes, commands, strict=True))
     await asyncio.gather(*sends)
     if spec.command:
         return {"ranks": assignment.num_gpus, "from": OWN_CHECKPOINTS["source"], "checkpoint": _scalar(opened, "checkpoint")}
     held, stored = _held(plan, step.job), str(manifest) if manifest else "the beginning"
-    return {"ranks": assignment.num_gpus, "from": str(held["source"]) if held else stored}
+    return {"ranks": assignment.num_gpus, "from": str(held["source"]) if held else str(restored.get("memory", stored))}
 
 
 async def _resume(plan: Plan, step: Step) -> Result:
@@ -251,7 +254,8 @@ async def _resume(plan: Plan, step: Step) -> Result:
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         state = await asyncio.to_thread(found.journal.refresh)
-        if state.jobs[step.job].status in ENDED:
+        job = state.jobs[step.job]
+        if job.status in ENDED or step.generation < job.begins_with:
             return {"ended": True}
         try:
             live = await found.controller.job_progress(
@@ -263,7 +267,8 @@ async def _resume(plan: Plan, step: Step) -> Result:
         if live is not None and live.has_stepped(step.generation, assignment.num_gpus):
             restored, held = _result_of(plan, step.job, StepKind.RESTORE), _held(plan, step.job)
             stored = restored.get("fallback_iteration", restored.get("iteration"))
-            origin = origin_told(live.origins, held=held.get("iteration"), stored=stored)
+            in_memory = held.get("iteration", restored.get("iteration"))
+            origin = origin_told(live.origins, held=in_memory, stored=stored)
             return {"iteration": live.iteration, "first_iteration_at": live.first_iteration_at, **origin}
     raise StepFailed(f"{step.job} made no iteration within {patience_s:.0f} s of its launch")
 
@@ -297,50 +302,3 @@ def _scalar(reply: Reply, key: str) -> Scalar:
     value = reply.result.get(key)
     assert not isinstance(value, list)
     return value
-
-
-async def _send_unless_gone(node: str, command: Command, *, timeout_s: float) -> Reply | None:
-    """Like `_send`, but None if the node is lost or isolated: then it need not play along."""
-    try:
-        return await _send(node, command, timeout_s=timeout_s)
-    except StepFailed as error:
-        if await _is_out(node):
-            log.warning("%s: nothing more is asked of it", error)
-            return None
-        raise
-
-
-async def _send(node: str, command: Command, *, timeout_s: float) -> Reply:
-    """The agent's answer, however long the controller is away. Raises StepFailed if there is none or it is no."""
-    while True:
-        try:
-            reply = await services().controller.command(node, command, timeout_s=timeout_s)
-            break
-        except ControllerError as error:
-            if isinstance(error, CommandTimeout) or (isinstance(error, NodeNotConnected) and await _stays_away(node)):
-                raise StepFailed(f"{node} did not answer {command.type} for {command.job}: {error}", node) from error
-            log.info("%s for %s waits: %s", command.type, command.job, error)
-            await asyncio.sleep(0.2)
-    if not reply.ok:
-        raise StepFailed(f"{node} refused {command.type} for {command.job}: {reply.error}", node)
-    return reply
-
-
-async def _is_out(node: str) -> bool:
-    """Whether nothing more needs to be asked of it: it is gone, or isolated."""
-    state = await asyncio.to_thread(services().journal.refresh)
-    return node not in state.nodes or state.nodes[node].status not in {NodeStatus.READY, NodeStatus.SUSPECT}
-
-
-async def _stays_away(node: str) -> bool:
-    """Whether a node without a connection will not come back. An isolated one may, and its ranks are still to be stopped."""
-    if not await _is_out(node):
-        return False
-    known = services().journal.state.nodes.get(node)
-    if known is None or known.status is NodeStatus.LOST:
-        return True
-    try:
-        views = {view.node: view for view in await services().controller.nodes()}
-    except ControllerError:
-        return False
-    return node not in views or views[node].verdict == "lost"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from unicron_lib.agent.access import read_token
-from unicron_lib.domain.check_policy import CheckPolicy
+from unicron_lib.domain.check_policy import DEFAULT_CHECKS, NEVER, CheckWhen
 from unicron_lib.errors import UserError
 
 DEFAULT_MTBF_GPU_S = 6.2e7
@@ -33,7 +33,8 @@ class Settings:
     of 0 means that nobody has said what FLOP are worth. `pools_file` has the prices and limits of several pools; whether
     jobs had better change pools is looked at every `rebalance_s`, never if it is 0. At `replica_bytes_per_s` a job's whole
     state goes on from a surviving replica, at `store_bytes_per_s` from the object store. `check_nodes` says which idle nodes
-    are checked unasked: `never` any, those that `rejoined` after they had failed, or all that are `idle`, once a day.
+    are checked unasked: those that `rejoined` after they had failed, those that a new job may `launch` on, all once a day that
+    are `idle`.
     """
 
     store_url: str
@@ -55,7 +56,7 @@ class Settings:
     replica_bytes_per_s: float = 1e9
     store_bytes_per_s: float = 2e9
     pools_file: str = ""
-    check_nodes: CheckPolicy = "rejoined"
+    check_nodes: frozenset[CheckWhen] = DEFAULT_CHECKS
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> "Settings":
@@ -73,7 +74,7 @@ class Settings:
             spare_gpus=spares,
             max_jobs_per_node=jobs,
             pools_file=env.get("UNICRON_POOLS_FILE", ""),
-            check_nodes=_policy(env, "UNICRON_CHECK_NODES"),
+            check_nodes=_checks(env, "UNICRON_CHECK_NODES"),
             **numbers,
         )
 
@@ -85,12 +86,15 @@ def _required(env: Mapping[str, str], key: str) -> str:
     return value
 
 
-def _policy(env: Mapping[str, str], key: str) -> CheckPolicy:
-    name = env.get(key) or "rejoined"
-    for policy in get_args(CheckPolicy):
-        if name == policy:
-            return cast("CheckPolicy", policy)
-    raise UserError(f"{key} is {name!r}: choose one of {', '.join(get_args(CheckPolicy))}")
+def _checks(env: Mapping[str, str], key: str) -> frozenset[CheckWhen]:
+    names = [name.strip() for name in env.get(key, "").split(",") if name.strip()]
+    if not names:
+        return DEFAULT_CHECKS
+    unknown = sorted(set(names) - set(get_args(CheckWhen))) if names != [NEVER] else []
+    if unknown:
+        told = f"choose {NEVER}, or some of {', '.join(get_args(CheckWhen))}, with commas between them"
+        raise UserError(f"{key} has {unknown[0]!r}: {told}")
+    return frozenset(cast("list[CheckWhen]", [name for name in names if name != NEVER]))
 
 
 def _number(env: Mapping[str, str], key: str) -> float | None:

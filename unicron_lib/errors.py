@@ -39,6 +39,10 @@ class CheckpointError(UnicronError):
     """A checkpoint is incomplete, damaged or does not fit the job."""
 
 
+class SlotError(UnicronError):
+    """A state in host memory cannot be kept, is gone, or is damaged; the message says which and why."""
+
+
 class ControllerError(UnicronError):
     """The controller is out of reach or refused a request."""
 

@@ -27,6 +27,8 @@ def rows(first: str) -> dict[str, str]:
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
+    if isinstance(field.default, frozenset):
+        return ",".join(sorted(field.default))  # as the environment says it
     if field.default is not dataclasses.MISSING:
         return [] if field.default == () else field.default  # as YAML says it
     return field.default_factory() if field.default_factory is not dataclasses.MISSING else "required"

@@ -1,8 +1,9 @@
 """The labelled corpus: logs in the formats of real programs, with what is wrong in each of them.
 
-Written by hand from knowledge of the programs. Rules are written from `dev`. `held_out` measures them: it speaks in other
-versions and of other programs. `reserve`, of others again, measures them anew after something was learnt from `held_out`.
-Nobody who writes rules opens these two.
+Written by hand from knowledge of the programs. Rules are written from `dev` and `learnt`. `held_out` measures them: it speaks
+in other versions and of other programs. `reserve`, of others again, measures them anew after something was learnt from
+`held_out`. `learnt` was a strictly unseen split until its misses were learnt from: 92.5% of its root causes were right before.
+`unseen` was written by somebody who had read neither the rules nor the other splits. Nobody who writes rules opens the others.
 """
 
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ LABELS = Path(__file__).parent / "labels.yaml"
 UNKNOWN = "unknown"
 """The label of a log that does not tell what was wrong."""
 
-Split = Literal["dev", "held_out", "reserve"]
-SPLITS: tuple[Split, ...] = ("dev", "held_out", "reserve")
+Split = Literal["dev", "held_out", "reserve", "learnt", "unseen"]
+SPLITS: tuple[Split, ...] = ("dev", "held_out", "reserve", "learnt", "unseen")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

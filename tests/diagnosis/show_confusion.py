@@ -1,4 +1,4 @@
-"""Print accuracy and confusion matrix of the diagnosis: `python tests/diagnosis/show_confusion.py [dev|held_out|reserve]`."""
+"""Print accuracy and confusion matrix: `python tests/diagnosis/show_confusion.py [dev|held_out|reserve|learnt|unseen]`."""
 
 import sys
 

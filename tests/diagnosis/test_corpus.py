@@ -37,7 +37,10 @@ def test_root_lines_are_there():
         assert all(texts[file][number - 1].strip() for file, number in case.roots)
 
 
-@pytest.mark.parametrize(("split", "per_kind", "healthy"), [("dev", 4, 10), ("held_out", 4, 10), ("reserve", 2, 6)])
+@pytest.mark.parametrize(
+    ("split", "per_kind", "healthy"),
+    [("dev", 4, 10), ("held_out", 4, 10), ("reserve", 2, 6), ("learnt", 6, 12), ("unseen", 4, 10)],
+)
 def test_each_kind_has_its_share(split, per_kind, healthy):
     sizes = Counter(case.group for case in cases(split))
     assert sizes.pop("healthy") >= healthy
@@ -47,7 +50,7 @@ def test_each_kind_has_its_share(split, per_kind, healthy):
 
 
 def test_names_of_files_do_not_give_the_answer_away():
-    assert all(re.fullmatch(r"[dhr]\d{3}(\.[a-z0-9-]+)?\.log", path.name) for path in CORPUS.rglob("*.log"))
+    assert all(re.fullmatch(r"[dhlru]\d{3}(\.[a-z0-9-]+)?\.log", path.name) for path in CORPUS.rglob("*.log"))
 
 
 @pytest.mark.parametrize("splits", PAIRS)

@@ -1,6 +1,6 @@
 """One job on two nodes, over a directory and fake agents."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from fake_site import FakeAgents, FakeController
@@ -14,8 +14,9 @@ from unicron_lib.config import Settings
 from unicron_lib.domain.events import FailureDetected, JobSubmitted, NodeJoined, StepCompleted
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 from unicron_lib.domain.jobs import JobSpec
-from unicron_lib.domain.recovery import Policy
 from unicron_lib.journal import Journal
+
+TASKS = ("tasks.health", "tasks.planning", "tasks.transition", "tasks.memory", "tasks.sending")
 
 
 @dataclass
@@ -44,10 +45,14 @@ async def site(tmp_path, monkeypatch):
     settings = Settings(store_url=store.url, controller_url="http://nowhere", token="t", drain_s=0.1, command_s=0.1)
     agents = FakeAgents()
     made = Services(settings=settings, store=store, journal=Journal(store), controller=FakeController(agents))
-    for module in ("tasks.health", "tasks.planning", "tasks.transition", "flows.response", "flows.training"):
+    for module in (*TASKS, "flows.response", "flows.training"):
         monkeypatch.setattr(f"{module}.services", lambda: made)
-    eager, decide = Policy(root_cause_grace_s=0.0, settle_s=0.0), response.decide
-    monkeypatch.setattr(response, "decide", lambda state, now: decide(state, now, eager))
+    decide = response.decide
+
+    def eager(state, now, policy):
+        return decide(state, now, replace(policy, root_cause_grace_s=0.0, settle_s=0.0))
+
+    monkeypatch.setattr(response, "decide", eager)
     monkeypatch.setattr(response, "LOOK_AGAIN_S", 0.01)
     monkeypatch.setattr("tasks.events.emit_event", lambda **_: None)
     for number in (1, 2):

@@ -6,7 +6,8 @@ from conftest import FakeSite
 
 from flows import checking, response
 from flows.response import plain
-from unicron_lib.diagnosis.check_consequences import SLOW
+from unicron_lib.diagnosis.check_consequences import SLOW, SUSPECTED
+from unicron_lib.diagnosis.node_check import Meeting, Report, verdicts
 from unicron_lib.domain.cluster import BY_HAND, NodeStatus
 from unicron_lib.domain.events import FailureDetected, NodeNoted, NodeQuarantined, NodeReleased, PlanDecided
 from unicron_lib.domain.failures import ErrorKind
@@ -92,6 +93,27 @@ async def test_a_slow_node_is_noted_until_a_check_finds_it_as_fast_as_others(che
     assert (await check(*IDLE))["node-3"] == "good"
     assert checked.journal.refresh().nodes["node-3"].notes == {}
     assert [event.active for event in events(checked, NodeNoted)] == [True, False]
+
+
+async def test_one_that_is_neither_cleared_nor_convicted_is_noted_with_the_reason_until_it_passes(checked):
+    checked.agents.broken, checked.agents.faulty = {"node-4"}, {"node-3"}  # whom it met first speaks for neither
+    assert await check("node-3", "node-4") == {"node-3": "undetermined", "node-4": "faulty"}
+    assert checked.journal.refresh().nodes["node-3"].notes == {}, "no two passed: nothing is said"
+    names = ("node-3", "node-4", "node-5", "node-6")
+    meetings = [
+        Meeting(turn=0, reports=tuple(Report(node=name, exchanged=ok) for name in pair))
+        for pair, ok in (((names[:2]), False), ((names[2:]), True))
+    ]
+    found = tuple(verdicts(names, meetings).values())
+    state = checked.journal.refresh()
+    await checking.conclude.fn("node-check/1", found, state.nodes)
+    told = checked.journal.refresh().nodes["node-3"].notes[SUSPECTED]
+    assert told.startswith(
+        "a node check could neither clear nor convict it: failed with node-4, and it may be the fault of another"
+    )
+    checked.agents.faulty = set()
+    assert (await check(*IDLE[:1], *IDLE[2:]))["node-3"] == "good"
+    assert checked.journal.refresh().nodes["node-3"].notes == {}
 
 
 async def test_with_no_healthy_pair_nobody_is_accused(checked):

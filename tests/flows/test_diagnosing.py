@@ -87,6 +87,25 @@ async def test_a_healed_incident_is_diagnosed_from_the_log_of_its_rank(diagnosed
     assert artifact.markdown == incident_markdown(diagnosed.journal.state, event.incident), "explain tells the same"
 
 
+async def test_prefect_is_told_once_why_with_jobs_and_node_and_without_keys(diagnosed, monkeypatch):
+    emitted = []
+    monkeypatch.setattr("tasks.events.emit_event", lambda **event: emitted.append(event))
+    words = "S3UploadFailedError: failed with token=abcdef0123456789secret: expired token"
+    diagnosed.fail("f1", node="node-1", boot="b", evidence=words)
+    await diagnosed.respond()
+    close_just_now(diagnosed, monkeypatch)
+    await asyncio.gather(diagnose_next(Counter()), diagnose_next(Counter()))
+    (event,) = told(diagnosed)
+    (emitted,) = [it for it in emitted if it["event"] == "unicron.incident.diagnosed"]
+    assert emitted["resource"]["prefect.resource.id"] == f"unicron.incident.{event.incident}"
+    roles = {it["prefect.resource.role"]: it["prefect.resource.id"] for it in emitted["related"]}
+    assert roles == {"job": "unicron.job.gpt-a", "node": "unicron.node.node-1"}
+    payload = emitted["payload"]
+    assert (payload["kind"], payload["source"], payload["severity"]) == (event.kind, event.source, "SEV2")
+    assert (payload["recoverable"], payload["evidence"]) == (event.recoverable, event.evidence[0])
+    assert "abcdef0123456789secret" not in str(emitted)
+
+
 async def test_what_contradicts_the_recovery_is_told_and_changes_nothing(diagnosed, monkeypatch):
     diagnosed.fail("f1", node="node-1", boot="b")
     await diagnosed.respond()

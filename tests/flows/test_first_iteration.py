@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tasks import transition
-from tasks.transition import StepFailed, carry_out
+from tasks.sending import StepFailed
+from tasks.transition import carry_out
 from unicron_lib.domain.events import JobCancelled, JobSubmitted
 from unicron_lib.domain.plans import StepKind
 

@@ -12,6 +12,7 @@ from unicron_lib.checkpointing.manifest import Manifest
 from unicron_lib.checkpointing.repository import CheckpointRepository
 from unicron_lib.controller.views import JobProgress
 from unicron_lib.detection.loss_guard import Point
+from unicron_lib.domain.cluster import NodeStatus
 from unicron_lib.domain.events import FailureDetected, LossSpiked
 from unicron_lib.domain.failures import ErrorKind
 from unicron_lib.domain.jobs import JobStatus
@@ -129,3 +130,25 @@ async def test_a_job_without_a_checkpoint_from_before_is_stopped_and_not_begun_a
     assert job.status is JobStatus.FAILED
     assert "must go back to iteration 99 or before, but its oldest checkpoint is of iteration 119" in job.reason
     assert CheckpointRepository(training.services().store, "gpt-a").iterations() == [139, 119]
+
+
+async def test_wrong_results_take_the_job_back_with_the_same_batches_and_without_the_node(site, monkeypatch):
+    launched = []
+    carry_out = site.agents.carry_out
+    monkeypatch.setattr(
+        site.agents, "carry_out", lambda node, command: launched.append((node, command)) or carry_out(node, command)
+    )
+    keys = {iteration: save(site, iteration) for iteration in (29, 39, 44)}
+    held = site.journal.state.jobs["gpt-a"].assignment
+    culprit = held.slots[0].node
+    doubt = {"iteration": 39, "spoiled": (40, 49)}
+    site.fail("peer", ErrorKind.NCCL_REMOTE_ERROR, rank=len(held.slots) - 1, node=held.slots[-1].node, **doubt)
+    site.fail("culprit", ErrorKind.CUDA_ERROR, rank=0, node=culprit, verdict="exclude", **doubt)
+    await site.respond()
+    job = site.journal.state.jobs["gpt-a"]
+    assert (job.status, job.skipped, job.rolled_back_to) == (JobStatus.RUNNING, (), None)
+    assert site.journal.state.nodes[culprit].status is NodeStatus.QUARANTINED
+    launches = [(node, command) for node, command in launched if isinstance(command, LaunchRanks)]
+    assert {(command.restore_from, command.skipped) for _, command in launches} == {(keys[39], ())}
+    assert {node for node, _ in launches} == set(held.nodes) - {culprit}
+    assert not any(command.type in {"drain_ranks", "hold_ranks"} for _, command in launched)

@@ -136,7 +136,7 @@ async def test_a_new_submission_begins_anew_unless_it_asks_for_the_latest(site, 
     monkeypatch.setattr(
         CheckpointRepository,
         "fence",
-        lambda self, generation, *, anew, up_to: chosen.append(anew) or fence(self, generation, anew=anew, up_to=up_to),
+        lambda self, generation, *, anew, **more: chosen.append(anew) or fence(self, generation, anew=anew, **more),
     )
     site.fail("f1")
     await site.respond()

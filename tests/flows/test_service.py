@@ -33,7 +33,8 @@ async def two_jobs(site, monkeypatch):
     async def no_run(_self, _incident) -> None:
         return None
 
-    for name in ("keep_watched", "keep_foreseeing", "keep_rebalancing", "keep_diagnosed", "keep_checked"):
+    checks = ("keep_checked", "keep_launches_checked")
+    for name in ("keep_watched", "keep_buried", "keep_foreseeing", "keep_rebalancing", "keep_diagnosed", *checks):
         monkeypatch.setattr(service, name, idle)
     for name in ("_listen", "_adopt_orphans", "_record_late"):
         monkeypatch.setattr(RecoveryService, name, lambda _: idle())

@@ -16,6 +16,7 @@ from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 from unicron_lib.errors import UserError
 
 NOW = 10_000.0
+REJOINED, IDLE_TOO = frozenset({"rejoined"}), frozenset({"idle"})
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def fail(site: FakeSite, name: str, *, node: str, boot: str, kind: ErrorKind = E
 async def test_a_node_that_is_back_is_checked_with_two_idle_ones(idle):
     checked = {}
     await check_due(checked)
-    assert set(next(iter(idle.agents.groups.values()))) == set(idle.idle[:3])
+    assert {name for group in idle.agents.groups.values() for name in group} == set(idle.idle[:3])
     assert idle.journal.refresh().nodes[idle.back].status is NodeStatus.READY
     rounds = len(idle.agents.groups)
     await check_due(checked)
@@ -83,34 +84,45 @@ async def test_a_check_that_cannot_be_done_harms_nothing_and_is_not_repeated(idl
 
 async def test_nobody_is_checked_if_that_is_the_policy_or_something_is_open_or_just_changed(idle):
     state = idle.journal.refresh()
-    assert due_nodes(state, "rejoined", {}, NOW)[0] == idle.back
-    assert due_nodes(state, "never", {}, NOW) == ()
-    assert due_nodes(state, "rejoined", {}, NOW - 100 + SETTLE_S - 1) == ()
-    assert due_nodes(state, "rejoined", {idle.back: NOW}, NOW) == ()
-    assert due_nodes(state, "rejoined", {}, NOW + FAILED_WITHIN_S) == ()
+    assert due_nodes(state, REJOINED, {}, NOW)[0] == idle.back
+    assert due_nodes(state, frozenset(), {}, NOW) == ()
+    assert due_nodes(state, REJOINED, {}, NOW - 100 + SETTLE_S - 1) == ()
+    assert due_nodes(state, REJOINED, {idle.back: NOW}, NOW) == ()
+    assert due_nodes(state, REJOINED, {}, NOW + FAILED_WITHIN_S) == ()
     idle.fail("f1")
-    assert due_nodes(idle.journal.refresh(), "rejoined", {}, NOW) == ()
+    assert due_nodes(idle.journal.refresh(), REJOINED, {}, NOW) == ()
 
 
 async def test_idle_checks_all_that_are_idle_once_a_day(idle):
     state = idle.journal.refresh()
-    assert set(due_nodes(state, "idle", {}, NOW + EVERY_S)) == set(idle.idle)
+    assert set(due_nodes(state, IDLE_TOO, {}, NOW + EVERY_S)) == set(idle.idle)
     checked = dict.fromkeys(idle.idle, NOW + EVERY_S)
-    assert due_nodes(state, "idle", checked, NOW + EVERY_S + 1) == ()
+    assert due_nodes(state, IDLE_TOO, checked, NOW + EVERY_S + 1) == ()
 
 
 async def test_a_node_that_is_isolated_is_left_so(idle):
     """Being cleared would release it, and that is for a person, who asks for the check."""
     idle.journal.append(NodeQuarantined(id="q", at=NOW - 90, node=idle.back, reason="isolated by a person: noisy"))
     await idle.respond()
-    assert idle.back not in due_nodes(idle.journal.refresh(), "idle", {}, NOW + EVERY_S)
+    assert idle.back not in due_nodes(idle.journal.refresh(), IDLE_TOO, {}, NOW + EVERY_S)
 
 
-def test_the_setting_is_one_of_three_words(tmp_path):
+async def test_a_node_that_passed_any_check_is_not_due_although_this_process_knows_of_none(idle):
+    """The journal tells of checks that a person asked for, and of those before the service was started anew."""
+    await checking.check(response.plain, idle.idle, 1.0)
+    state = idle.journal.refresh()
+    assert all(state.nodes[name].checked_at for name in idle.idle)
+    now = max(node.checked_at for node in state.nodes.values()) + 1
+    assert due_nodes(state, IDLE_TOO, {}, now) == ()
+    assert set(due_nodes(state, IDLE_TOO, {}, now + EVERY_S)) == set(idle.idle)
+
+
+def test_the_setting_is_some_of_three_words_or_never(tmp_path):
     token = tmp_path / "token"
     token.write_text("a-token-of-some-length-000000000")
     env = {"UNICRON_STORE_URL": "s", "UNICRON_CONTROLLER_URL": "c", "UNICRON_TOKEN_FILE": str(token)}
-    assert Settings.from_env(env).check_nodes == "rejoined"
-    assert Settings.from_env({**env, "UNICRON_CHECK_NODES": "idle"}).check_nodes == "idle"
-    with pytest.raises(UserError, match="'always': choose one of never, rejoined, idle"):
-        Settings.from_env({**env, "UNICRON_CHECK_NODES": "always"})
+    for text, when in (("", {"rejoined"}), ("never", set()), ("idle", {"idle"}), ("launch, rejoined", {"launch", "rejoined"})):
+        assert Settings.from_env({**env, "UNICRON_CHECK_NODES": text}).check_nodes == when
+    for text, wrong in (("always", "always"), ("never,idle", "never")):
+        with pytest.raises(UserError, match=f"has '{wrong}': choose never, or some of rejoined, launch, idle"):
+            Settings.from_env({**env, "UNICRON_CHECK_NODES": text})

@@ -102,6 +102,14 @@ def test_a_job_ends_as_if_nothing_had_happened(undisturbed: type_of_run, plans: 
     event(f"{len(world.fired)} faults")
 
 
+@settings(quiet, max_examples=10)
+@given(plans=schedules, interval=st.integers(1, 3))
+def test_who_checks_results_on_the_way_is_never_alarmed(
+    undisturbed: type_of_run, plans: list[Generation], interval: int
+) -> None:
+    check(small_job(rerun_check_interval=interval), undisturbed, plans, tolerance=1e-12)
+
+
 @pytest.mark.storm
 @settings(quiet, max_examples=400)
 @given(plans=schedules)

@@ -15,12 +15,24 @@ from unicron_lib.controller.observations import PendingObservations
 from unicron_lib.controller.sight import Sight
 from unicron_lib.detection.classify import classify
 from unicron_lib.domain.cluster import NodeStatus
-from unicron_lib.domain.events import Event, FailureDetected, JobFinished, JobResumed, NodeCleared, NodeJoined, NodeSuspected
+from unicron_lib.domain.events import (
+    Event,
+    FailureDetected,
+    JobFinished,
+    JobResumed,
+    NodeCleared,
+    NodeJoined,
+    NodeSettled,
+    NodeSuspected,
+)
+from unicron_lib.domain.flapping import snooze_until
 from unicron_lib.errors import IllegalTransition, StoreError
 from unicron_lib.journal import Journal
 
 BLIND_S = 15.0
 ORPHAN_AGE_S = 1.5
+SNOOZE_S = 15.0
+"""What is 10 minutes by default: a storm is short."""
 WATCHED = frozenset({NodeStatus.READY, NodeStatus.SUSPECT, NodeStatus.SNOOZED, NodeStatus.QUARANTINED})
 
 
@@ -36,6 +48,7 @@ class Record:
     suspected: bool = False
     lost: bool = False
     dialled: bool = True
+    settles_at: float | None = None
 
     @property
     def contact(self) -> Contact:
@@ -60,7 +73,7 @@ class Controller:
         self.start()
 
     def start(self) -> None:
-        self.is_up = True
+        self.is_up, self.remembers = True, False
         self.records: dict[str, Record] = {}
         self.pending, self.sight = PendingObservations(), Sight(blind_s=BLIND_S)
         self.queue: deque[tuple[Event, Callable[[bool], None]]] = deque()
@@ -82,6 +95,8 @@ class Controller:
     # --- what agents say
 
     def accept(self, node: Node) -> int:
+        if not self.remembers:
+            return 0
         hello, now = node.hello, self.kernel.now
         known = self.records.get(hello.node)
         if known and known.hello.boot == hello.boot and known.lost:
@@ -96,13 +111,16 @@ class Controller:
         return self.links
 
     def _arrival(self, hello: AgentHello) -> NodeJoined:
+        known, now = self.journal.state.nodes.get(hello.node), self.clock()
         return NodeJoined(
             id=f"joined/{hello.node}/{hello.boot}",
-            at=self.clock(),
+            at=now,
             node=hello.node,
             boot=hello.boot,
             address=hello.address,
             num_gpus=hello.num_gpus,
+            pool=hello.pool,
+            snoozed_until=snooze_until(known, now, snooze_s=SNOOZE_S),
         )
 
     def _admit(self, node: Node, record: Record, *, is_new: bool) -> None:
@@ -112,8 +130,10 @@ class Controller:
         if lost or (not is_new and was_lost):
             if node.outbox.boot == record.hello.boot:
                 self._give_up(node)
-        else:
-            record.joined = True
+            return
+        if mine is not None and mine.boot == record.hello.boot and mine.status is NodeStatus.SNOOZED:
+            record.settles_at = self.kernel.now + min(mine.snoozed_until - self.clock(), SNOOZE_S)
+        record.joined = True
 
     def _give_up(self, node: Node) -> None:
         """An agent that learns that it was declared lost ends its ranks, and begins a new life."""
@@ -178,6 +198,7 @@ class Controller:
                 hello = AgentHello(node=node.id, boot=node.boot, address="", num_gpus=node.num_gpus, ranks=())
                 suspected = node.status is NodeStatus.SUSPECT
                 self.records[node.id] = Record(hello=hello, heard_at=self.kernel.now, suspected=suspected, dialled=False)
+        self.remembers = True
         while True:
             yield 0.25
             self._look_around()
@@ -199,6 +220,10 @@ class Controller:
     def _look_around(self) -> None:
         now, living = self.kernel.now, {name: record for name, record in self.records.items() if not record.lost}
         for name, record in living.items():
+            if record.settles_at is not None and now >= record.settles_at:
+                record.settles_at = None
+                boot = record.hello.boot
+                self._record(NodeSettled(id=f"settled/{name}/{boot}", at=self.clock(), node=name, boot=boot))
             if record.link and record.link != self.nodes[name].link and record.ended_at is None:
                 record.ended_at, record.joined = now, False
                 self._break_replies(name)
@@ -212,6 +237,8 @@ class Controller:
             verdict, reason = judge(now, record.contact, self.stepping(name))
         if verdict is Verdict.LOST and self.sight.excuses(name):
             verdict = Verdict.SUSPECT
+        if (verdict is Verdict.ALIVE) is not record.suspected and verdict is not Verdict.LOST:
+            return
         at, boot = self.clock(), record.hello.boot
         told = f"{name}/{boot}/{int(at * 1000)}"
         if verdict is not Verdict.ALIVE and not record.suspected:

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from storm_kernel import HostClock, Kernel, Network, Work
-from storm_store import Broken, Store, Witness
+from storm_store import Store
+from storm_witness import Broken, Witness
 
 from unicron_lib.agent.fencing import Fence
 from unicron_lib.agent.memo import StepMemo
@@ -18,27 +19,39 @@ from unicron_lib.agent.messages import (
     RankExited,
     RankInfo,
     Reply,
+    SaveReplica,
     StopRanks,
 )
 from unicron_lib.agent.outbox import Outbox
 from unicron_lib.agent.rank_messages import RankFailed
 from unicron_lib.agent.window import Window
+from unicron_lib.domain.skipping import Ranges
+from unicron_lib.errors import AgentError
 
 ECHO = ("DistBackendError", "NCCL error: remote process exited or there was a network error")
 
 
 @dataclass(eq=False)
 class Rank:
-    """`phase` is running, stalled, parked, or dead. A parked one may live on in the generation `held_for`."""
+    """`phase` is running, stalled, parked, drained, or dead. A parked one may live on in the generation `held_for`.
+
+    `batches` are those that its parameters have learned from, one an iteration; it leaves out those in `skipped`.
+    """
 
     job: str
     generation: int
     rank: int
     world_size: int
-    iteration: int
+    batches: tuple[int, ...]
+    skipped: Ranges = ()
     phase: str = "running"
     told: bool = False
     held_for: int = 0
+    has_stepped: bool = False
+
+    @property
+    def iteration(self) -> int:
+        return len(self.batches) - 1
 
 
 @dataclass(eq=False)
@@ -51,6 +64,7 @@ class Node:
     network: Network
     store: Store
     witness: Witness
+    pool: str = ""
     is_up: bool = True
     is_cut_off: bool = False
     life: int = 0
@@ -76,8 +90,8 @@ class Node:
 
     @property
     def hello(self) -> AgentHello:
-        boot = self.outbox.boot
-        return AgentHello(node=self.name, boot=boot, address=self.name, num_gpus=self.num_gpus, ranks=self.ranks)
+        of = {"node": self.name, "boot": self.outbox.boot, "address": self.name, "pool": self.pool}
+        return AgentHello(**of, num_gpus=self.num_gpus, ranks=self.ranks)
 
     @property
     def ranks(self) -> tuple[RankInfo, ...]:
@@ -102,7 +116,7 @@ class Node:
             elif self.kernel.now >= beat_s:
                 beat_s = self.kernel.now + 1.0
                 self._send(controller, Heartbeat(at=self.clock(), ranks=self.ranks))
-            if self.link:
+            if self.link and len(self.outbox):
                 for observation in self.window.take():
                     self._send(controller, observation)
 
@@ -129,21 +143,29 @@ class Node:
 
     def answer(self, command: object) -> Reply:
         """As `agent.commands` does it: admit, recall or do, keep."""
-        generation = command.generation if isinstance(command, LaunchRanks) else command.below_generation
+        generation = _generation_of(command)
         is_claimed = isinstance(command, LaunchRanks) and self._is_claimed(command)
         if is_claimed or not self.fence.admits(command.job, generation):
             return Reply(step=command.step, ok=False, error=self.fence.refusal(command.job, generation), stale=True)
-        if not isinstance(command, DrainRanks | HoldRanks):
+        if isinstance(command, LaunchRanks | StopRanks):
             self.fence.raise_to(command.job, generation)
         reply = self.memo.recall(command.step)
         if reply is None:
-            reply = Reply(step=command.step, ok=True, result=self._do(command))
-            self.memo.keep(reply)
+            reply = self._done(command)
+            if reply.ok:  # who could not do it may be asked again
+                self.memo.keep(reply)
         return reply
+
+    def _done(self, command: object) -> Reply:
+        try:
+            return Reply(step=command.step, ok=True, result=self._do(command))
+        except AgentError as error:
+            self.effects[command.step] -= 1
+            return Reply(step=command.step, ok=False, error=str(error))
 
     def _do(self, command: object) -> dict[str, object]:
         known = self.witness.state.jobs[command.job].generation
-        generation = command.generation if isinstance(command, LaunchRanks) else command.below_generation
+        generation = _generation_of(command)
         if generation > known:
             raise Broken(f"{self.name} carries out {command.step} for generation {generation}, the journal has {known}")
         self.effects[command.step] = self.effects.get(command.step, 0) + 1
@@ -155,9 +177,11 @@ class Node:
             case StopRanks():
                 return {"stopped": len(self._stop(command))}
             case DrainRanks():
-                return {"ranks": len(self._below(command.job, command.below_generation))}
+                return {"ranks": self._drain(command)}
             case HoldRanks():
                 return {"ranks": self._hold(command)}
+            case SaveReplica():
+                return self._save_replica(command)
 
     def _launch(self, command: LaunchRanks) -> Iterator[int]:
         if command.generation < self.ended.get(command.job, 0):
@@ -166,20 +190,31 @@ class Node:
         for rank, gpu in command.ranks:
             held = self.gpus.get(gpu)
             if held and (held.job, held.phase, held.held_for) == (command.job, "parked", command.generation):
-                self.kernel.tell(f"{self.name}: rank {held.rank} of {held.job}, at iteration {held.iteration}, lives on")
-                held.generation, held.rank, held.world_size = command.generation, rank, command.world_size
-                held.phase, held.told = "running", False
-                self.witness.adopted += 1
+                self._adopt(command, rank, held)
                 yield rank
                 continue
             if held and held.phase != "dead":
                 self._find_left_behind(command, held)
-            iteration = int(command.restore_from or -1)
-            self.gpus[gpu] = Rank(command.job, command.generation, rank, command.world_size, iteration)
+            found = self.store.load(command.job, command.restore_from)
+            self._refuse_another_submission(command, found.generation if found.batches else command.generation)
+            self.gpus[gpu] = Rank(command.job, command.generation, rank, command.world_size, found.batches, command.skipped)
             yield rank
         for gpu in self._below(command.job, command.generation):
             if self.gpus[gpu].held_for:
                 del self.gpus[gpu]
+
+    def _refuse_another_submission(self, command: LaunchRanks, origin: int) -> None:
+        """What a job has learned under an earlier submission is not gone on from."""
+        begins_with = self.witness.begins_with[command.job]
+        if origin < begins_with <= command.generation:
+            raise Broken(f"{command.job} generation {command.generation} goes on from {origin}, of an earlier submission")
+
+    def _adopt(self, command: LaunchRanks, rank: int, held: Rank) -> None:
+        self._refuse_another_submission(command, held.generation)
+        self.kernel.tell(f"{self.name}: rank {held.rank} of {held.job}, at iteration {held.iteration}, lives on")
+        held.generation, held.rank, held.world_size = command.generation, rank, command.world_size
+        held.phase, held.told, held.skipped, held.has_stepped = "running", False, command.skipped, False
+        self.witness.seen["rank that lives on"] += 1
 
     def _find_left_behind(self, command: LaunchRanks, held: Rank) -> None:
         newest = self.witness.state.jobs[held.job].generation
@@ -196,6 +231,32 @@ class Node:
     def _below(self, job: str, floor: int) -> list[int]:
         return [gpu for gpu, rank in self.gpus.items() if rank.job == job and rank.generation < floor]
 
+    def _drain(self, command: DrainRanks) -> list[dict[str, object]]:
+        """Who trains saves at the end of the iteration, if the store takes it; who does not yet has nothing to save."""
+        told = []
+        for gpu in self._below(command.job, command.below_generation):
+            rank = self.gpus[gpu]
+            trains = rank.phase == "running" and rank.has_stepped
+            made = self.store.save(rank.job, rank.generation, rank.batches) if trains else None
+            if trains:
+                rank.phase = "drained" if made else "parked"
+            state = rank.phase if rank.phase in {"drained", "parked"} else "gone"
+            told.append({**_described(rank, state), "manifest": made.key if made else None})
+        self.kernel.tell(f"{self.name} drains {command.job} below generation {command.below_generation}: {told}")
+        return told
+
+    def _save_replica(self, command: SaveReplica) -> dict[str, object]:
+        who = (command.job, command.generation, command.rank)
+        found = [it for it in self.gpus.values() if (it.job, it.generation, it.rank) == who and it.phase == "parked"]
+        if not found:
+            raise AgentError(f"rank {command.rank} of job {command.job} does not wait on this node: take another one")
+        made = self.store.save(command.job, command.as_generation, found[0].batches)
+        if made is None:
+            raise AgentError(f"rank {command.rank} of job {command.job} could not save: take another one")
+        self.kernel.tell(f"{self.name}: rank {command.rank} of {command.job} saves its replica, {made.key}")
+        self.witness.seen["replica saved"] += 1
+        return {"iteration": made.iteration, "manifest": made.key}
+
     def _hold(self, command: HoldRanks) -> list[dict[str, object]]:
         """As `agent.holding` does it: who hangs is killed, all others park."""
         told = []
@@ -205,8 +266,7 @@ class Node:
             if rank.phase != "dead":
                 rank.phase, rank.held_for = ("dead", 0) if hangs else ("parked", max(rank.held_for, command.below_generation))
             state = "parked" if rank.phase == "parked" else "gone"
-            it = {"rank": rank.rank, "generation": rank.generation, "state": state, "iteration": rank.iteration}
-            told.append({**it, "manifest": None, "gpu": gpu, "micro_batches": 0})
+            told.append({**_described(rank, state), "manifest": None, "gpu": gpu, "micro_batches": 0})
         self.kernel.tell(f"{self.name} holds {command.job} below generation {command.below_generation}: {told}")
         return told
 
@@ -242,3 +302,17 @@ class Node:
         self.kernel.tell(f"{self.name}: rank {rank.rank} of {rank.job} generation {rank.generation}: {error_type}: {message}")
         it = {"job": rank.job, "generation": rank.generation, "rank": rank.rank, "iteration": rank.iteration}
         self.observe(RankFailed(**it, error_type=error_type, message=message, traceback="", parked=True))
+
+
+def _generation_of(command: object) -> int:
+    match command:
+        case LaunchRanks():
+            return command.generation
+        case SaveReplica():
+            return max(command.generation, command.as_generation)
+        case _:
+            return command.below_generation
+
+
+def _described(rank: Rank, state: str) -> dict[str, object]:
+    return {"rank": rank.rank, "generation": rank.generation, "state": state, "iteration": rank.iteration}

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from storm_control import Controller
 from storm_kernel import HostClock, Kernel, Process, Work
-from storm_store import Broken, Store
+from storm_store import Store
+from storm_witness import Broken
 
-from unicron_lib.agent.messages import DrainRanks, HoldRanks, LaunchRanks, Reply, StopRanks
+from unicron_lib.agent.messages import DrainRanks, HoldRanks, LaunchRanks, Reply, SaveReplica, StopRanks
 from unicron_lib.domain.actions import Continue, Dismiss, Respond, Rest, TripBreaker, Wait
 from unicron_lib.domain.cluster import ClusterState, NodeStatus, PlanState
 from unicron_lib.domain.events import (
@@ -15,18 +16,20 @@ from unicron_lib.domain.events import (
     FailureDetected,
     IncidentDismissed,
     PlanDecided,
+    RebalanceDue,
     RecoveryCompleted,
     StepCompleted,
 )
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
-from unicron_lib.domain.plans import STAGES, Plan, Step, StepKind
+from unicron_lib.domain.plans import STAGES, Plan, PlanKind, Step, StepKind
 from unicron_lib.domain.recovery import decide
-from unicron_lib.errors import IllegalTransition, StoreError
+from unicron_lib.errors import IllegalTransition, StaleGeneration, StoreError
 from unicron_lib.journal import Journal
-from unicron_lib.planning.holding import memory_of
+from unicron_lib.planning.holding import iteration_of, memory_of
 from unicron_lib.planning.planner import make_plan
+from unicron_lib.planning.pooled import is_pooled
 
-LOOK_AGAIN_S, POLL_S = 0.25, 1.0
+LOOK_AGAIN_S, POLL_S, REBALANCE_S = 0.25, 1.0, 10.0
 COMMAND_S, FIRST_ITERATION_S = 10.0, 30.0
 
 
@@ -54,6 +57,7 @@ class Recovery:
         self.start()
 
     def start(self) -> None:
+        self.looks_at, self.looked_at = 0.0, -1
         self.journal = Journal(self.store)
         self.process: Process = self.kernel.start(self.name, self._work())
 
@@ -67,6 +71,7 @@ class Recovery:
                 state = self.journal.refresh()
                 match decide(state, self.clock()):
                     case Rest():
+                        self._look_at_pools(state)
                         yield POLL_S
                     case Wait(until=until):
                         yield min(max(until - self.clock(), 0.01), LOOK_AGAIN_S)
@@ -74,6 +79,24 @@ class Recovery:
                         yield from self._act(state, action)
             except StoreError:
                 yield POLL_S
+
+    def _look_at_pools(self, state: ClusterState) -> None:
+        """Now and then, as `flows.foresight` does it with what `tasks.planning.better_pools` finds."""
+        if not is_pooled([job.spec for job in state.jobs.values() if job.wants_gpus], state.nodes.values()):
+            return
+        if self.kernel.now < self.looks_at or state.open_incidents or state.seq == self.looked_at or not state.jobs:
+            return
+        self.looks_at, self.looked_at = self.kernel.now + REBALANCE_S, state.seq
+        plan = self._plan_for(state, Respond(kind=PlanKind.REALLOCATE, incidents=(), attempt=1, reason="a look at all pools"))
+        home = {node.id: node.pool for node in state.nodes.values()}
+        pools = {name: {home[node] for node in job.nodes if node in home} for name, job in state.jobs.items()}
+        if moving := sorted(it.job for it in plan.assignments if home[it.slots[0].node] not in pools[it.job]):
+            due = RebalanceDue(id=f"rebalance/{plan.id}", at=self.clock(), gain=plan.gain, reason=", ".join(moving))
+            self.journal.append(due)
+
+    def _plan_for(self, state: ClusterState, respond: Respond) -> Plan:
+        known = {"measured": {}, "mtbf_gpu_s": 6.2e7, "granularity_gpus": 1}
+        return make_plan(state, respond, **known, timer=lambda: 0.0, solve=self.share)
 
     def _act(self, state: ClusterState, action: Respond | Continue | Dismiss | TripBreaker) -> Work:
         try:
@@ -93,7 +116,7 @@ class Recovery:
 
     def _plan(self, respond: Respond) -> Work:
         state = self.journal.refresh()
-        plan = make_plan(state, respond, measured={}, mtbf_gpu_s=6.2e7, granularity_gpus=1, timer=lambda: 0.0, solve=self.share)
+        plan = self._plan_for(state, respond)
         yield self.kernel.rng.uniform(0.0, 0.3)
         try:
             self.journal.append(PlanDecided(id=plan.id, at=self.clock(), plan=plan, supersedes=respond.supersedes))
@@ -161,9 +184,7 @@ class Recovery:
     def _effect(self, plan: Plan, step: Step, result: dict[str, object]) -> Work:
         match step.kind:
             case StepKind.RESTORE:
-                saved = self.store.fence(step.job, step.generation)
-                held = self._result_of(plan, step.job, StepKind.DRAIN).get("iteration", -1)
-                result |= {"iteration": max(held, saved), "fallback_iteration": saved}
+                self._restore(plan, step, result)
             case StepKind.RESUME:
                 yield from self._resume(step, result)
             case StepKind.LAUNCH:
@@ -172,11 +193,50 @@ class Recovery:
                 for node in step.nodes:
                     yield from self._ask_to_leave(step, node)
             case StepKind.DRAIN:
-                ranks = []
-                for node in step.nodes:
-                    reply = yield from self._ask_to_leave(step, node)
-                    ranks += [{**rank, "node": node} for rank in reply.result["ranks"]] if reply and step.hold else []
-                result |= (step.hold and memory_of(step.hold, ranks)) or {}
+                yield from self._drain(step, result)
+
+    def _drain(self, step: Step, result: dict[str, object]) -> Work:
+        if self.journal.refresh().jobs[step.job].rolled_back_to is not None:
+            result |= {"source": "an earlier checkpoint", "iteration": None, "manifest": None}
+            return
+        ranks = []
+        for node in step.nodes:
+            reply = yield from self._ask_to_leave(step, node)
+            ranks += [{**rank, "node": node} for rank in reply.result["ranks"]] if reply else []
+        if step.hold and (memory := memory_of(step.hold, ranks)):
+            result |= memory
+        else:
+            yield from self._save(step, ranks, result)
+
+    def _save(self, step: Step, ranks: list[dict[str, object]], result: dict[str, object]) -> Work:
+        """Where the work of drained and parked ranks is safe in the store."""
+        saved = max((rank for rank in ranks if rank["manifest"]), key=iteration_of, default=None)
+        parked = [r for r in ranks if r["state"] == "parked" and (saved is None or iteration_of(r) > iteration_of(saved))]
+        for rank in sorted(parked, key=lambda rank: (-iteration_of(rank), rank["rank"])):
+            key = f"{step.id}/save/{rank['generation']}-{rank['rank']}"
+            who = {"job": step.job, "generation": rank["generation"], "rank": rank["rank"]}
+            command = SaveReplica(step=key, **who, deadline_s=COMMAND_S, as_generation=step.generation - 1)
+            try:
+                reply = yield from self._send(rank["node"], command)
+            except StepFailed:
+                continue
+            result |= {"source": f"replica of rank {rank['rank']} at {rank['node']}", **reply.result}
+            return
+        found = saved or {"iteration": None, "manifest": None}
+        result |= {"source": "drained" if saved else "the newest checkpoint"}
+        result |= {key: found[key] for key in ("iteration", "manifest")}
+
+    def _restore(self, plan: Plan, step: Step, result: dict[str, object]) -> None:
+        job = self.journal.refresh().jobs[step.job]
+        anew = not job.restored and job.spec.load != "latest"
+        try:
+            saved = self.store.fence(step.job, step.generation, anew=anew, up_to=job.rolled_back_to)
+        except StaleGeneration as error:
+            raise StepFailed(str(error)) from error
+        drained = self._result_of(plan, step.job, StepKind.DRAIN)
+        result |= {"manifest": saved.key, "iteration": saved.iteration}
+        if drained.get("held"):
+            result |= {"iteration": max(iteration_of(drained), saved.iteration), "fallback_iteration": saved.iteration}
 
     def _ask_to_leave(self, step: Step, node: str) -> "Work":
         it, hold = {"step": f"{step.id}/{node}", "job": step.job, "below_generation": step.generation}, step.hold
@@ -211,7 +271,8 @@ class Recovery:
                 master_addr="",
                 master_port=1,
                 store_url="",
-                restore_from=str(restored["fallback_iteration"]),
+                restore_from=restored["manifest"],
+                skipped=state.jobs[step.job].skipped,
             )
             yield from self._send(node, command)
 
@@ -222,7 +283,8 @@ class Recovery:
     def _resume(self, step: Step, result: dict[str, object]) -> Work:
         deadline = self.kernel.now + FIRST_ITERATION_S
         while self.kernel.now < deadline:
-            if not self._refreshed().jobs[step.job].wants_gpus:
+            job = self._refreshed().jobs[step.job]
+            if not job.wants_gpus or step.generation < job.begins_with:
                 return
             if self.controller.is_up and (iteration := self.progress(step.job, step.generation)) is not None:
                 result["iteration"] = iteration
@@ -250,7 +312,7 @@ class Recovery:
         box = self.controller.command(self.controller.nodes[node], command)
         deadline = self.kernel.now + COMMAND_S
         while not box and self.kernel.now < deadline:
-            yield 0.05
+            yield 0.1
         if not box:
             raise StepFailed(f"{node} has not answered {command.step} within {COMMAND_S} s", node)
         reply: Reply | None = box[0]

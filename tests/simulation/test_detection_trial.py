@@ -33,8 +33,8 @@ def test_a_day_of_one_second_iterations(sigma, lengths):
     verdict = judge(Scenario(sigma=sigma, lengths=LENGTHS[lengths]), seed=2)
     assert verdict.hangs > 20
     assert verdict.stragglers > 20
-    if (sigma, lengths) == (0.05, "fixed"):
-        assert verdict.latest_hang <= 3.0 + 0.5 / verdict.mean_s
+    assert verdict.spinning > 0
+    assert verdict.latest_hang <= 3.0 + 0.5 / verdict.mean_s
 
 
 def test_an_hour_of_short_iterations():

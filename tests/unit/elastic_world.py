@@ -67,6 +67,7 @@ class FakeLink:
     def __init__(self, room: Room, rank: int, said: list[Progress]) -> None:
         self._room, self._rank, self._said = room, rank, said
         self.is_draining = self.is_parking = False
+        self.take_save = lambda: False
         self.slowness = 1.0
 
     @property

@@ -114,11 +114,11 @@ def test_a_directory_that_a_killed_agent_has_left_is_removed_by_the_next(tmp_pat
 class Node:
     """Two ranks whose pages are written by hand, and a watch whose clock is ours."""
 
-    def __init__(self, tmp_path, monkeypatch):
+    def __init__(self, tmp_path, monkeypatch, **watch):
         (tmp_path / "beats").mkdir()
         self.now, self.told, self.table = 1000.0, [], Ranks()
         monkeypatch.setattr("time.monotonic_ns", lambda: int(self.now * 1e9))
-        self.watch = PaceWatch(ranks=self.table, directory=tmp_path, tell=self.told.append)
+        self.watch = PaceWatch(ranks=self.table, directory=tmp_path, tell=self.told.append, **watch)
         self.directory = tmp_path
         self.pages = [self.add(number) for number in range(2)]
 
@@ -134,8 +134,8 @@ class Node:
             self.now += LOOK_S
             self.look()
 
-    def iterate(self, count, seconds=1.0):
-        for iteration in range(count):
+    def iterate(self, count, seconds=1.0, first=0):
+        for iteration in range(first, first + count):
             for page in self.pages:
                 page.mark(Section.STEP)
             self.wait(0.8 * seconds)

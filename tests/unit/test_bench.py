@@ -3,7 +3,7 @@
 import json
 import statistics
 import tempfile
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,11 +96,12 @@ FLAWLESS = trial.Verdict(
 
 
 def detect(monkeypatch: pytest.MonkeyPatch, latency: Latency, verdict: trial.Verdict, *options: str) -> typer.testing.Result:
-    async def stand_in(rounds: int) -> list[Latency]:
+    async def stand_in(rounds: int, done: Callable[[], None]) -> list[Latency]:
+        done()
         return [latency]
 
     monkeypatch.setattr(bench, "_latencies", stand_in)
-    monkeypatch.setattr(bench, "_verdicts", lambda: {"quiet": verdict})
+    monkeypatch.setattr(bench, "_verdicts", lambda _done: {"quiet": verdict})
     return CliRunner().invoke(bench.group, ["detection", *options])
 
 
@@ -131,22 +132,14 @@ def test_a_late_observation_a_false_alarm_or_a_missed_hang_fails(
     assert "MISSED" in result.stdout
 
 
-def test_hangs_that_are_told_late_as_iterations_scatter_are_not_called_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = replace(FLAWLESS, latest_hang=4.2, scatters=True)
-    assert late.hang_bar == pytest.approx(3.0 + 0.5 / 1.1)
-    result = detect(monkeypatch, SOON, late)
+def test_hangs_of_ranks_that_spin_are_told_apart_and_have_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    spinning = replace(FLAWLESS, spinning=2, spinning_found=2, latest_spinning=4.2)
+    assert spinning.hang_bar == pytest.approx(3.0 + 0.5 / 1.1)
+    result = detect(monkeypatch, SOON, spinning)
     assert result.exit_code == 0
-    assert "later than the bar, as iterations scatter there" in " ".join(result.stdout.split())
-    (told,) = json.loads(detect(monkeypatch, SOON, late, "--json").stdout)["trials"].values()
-    assert (told["promptness"], told["ok"]) == ("by design", True)
-    assert "by design" not in detect(monkeypatch, SOON, FLAWLESS).stdout
-
-
-def test_only_iterations_that_scatter_excuse_a_late_hang() -> None:
-    assert not trial.Scenario().scatters
-    assert trial.Scenario(sigma=0.3).scatters
-    assert trial.Scenario(lengths=(1.0, 2.0)).scatters
-    assert not all(scenario.scatters for scenario in TRIALS.values())
+    assert "2 of 2" in result.stdout
+    (told,) = json.loads(detect(monkeypatch, SOON, spinning, "--json").stdout)["trials"].values()
+    assert (told["promptness"], told["latest_spinning"], told["ok"]) == ("ok", 4.2, True)
 
 
 def test_what_has_no_bar_cannot_miss_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,6 +152,23 @@ def test_a_replaced_generation_commits_nothing(repository: CheckpointRepository)
     assert newest(repository) == 2
 
 
+def test_states_in_memory_count_from_the_generation_that_went_back_or_began_anew(repository: CheckpointRepository) -> None:
+    assert repository.memory_from() == 0
+    found = []
+    for generation, how in enumerate(({}, {"up_to": 20}, {}, {"forgets": True}, {}, {"anew": True}, {}), start=2):
+        repository.fence(generation, **how)
+        repository.fence(generation)
+        found.append(repository.memory_from())
+    assert found == [0, 3, 3, 5, 5, 7, 7]
+
+
+def test_a_fence_of_before_there_were_such_states_is_read(repository: CheckpointRepository, store: FileStore) -> None:
+    repository.fence(2)
+    (key,) = (key for key in store.list("jobs/a/fences/") if "closing" not in key)
+    store.put(key, b'{"generation": 2, "admitted": []}')
+    assert repository.memory_from() == 0
+
+
 def test_a_commit_that_races_the_fence_does_not_exist(store: FileStore) -> None:
     """The fence is written between the commit's look at the fences and its manifest."""
     repository = CheckpointRepository(store, "a")

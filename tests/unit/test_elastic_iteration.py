@@ -11,6 +11,7 @@ from memory_peers import Fault
 
 from unicron_lib.training.effort import Effort
 from unicron_lib.training.loop import Work
+from unicron_lib.training.replica import Replica
 
 SPEC = small_job()
 SECOND = 13
@@ -78,6 +79,20 @@ def test_survivors_keep_all_they_have_computed_and_share_what_is_lost(world, exp
     assert sum(p.copied_bytes > 0 for p in told) == copied_to
     assert world.recomputed == []
     assert_ends_as(world, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.usefixtures("pool")
+def test_a_corrupt_rank_s_gradient_is_wrong_in_one_number_by_half(dtype: str) -> None:
+    spec = small_job(params_dtype=dtype)
+    replica, work = Replica(spec, CPU), Work(spec, replica=0, num_replicas=1)
+    work.add_gradients(replica, 3, 0)
+    right = replica.buffer.clone()
+    replica.corrupt()
+    replica.begin()
+    work.add_gradients(replica, 3, 0)
+    (place,) = (replica.buffer != right).nonzero()
+    assert 0 < abs(float(replica.buffer[place]) / float(right[place]) - 1) <= 0.5
 
 
 def test_an_iteration_of_two_generations_is_not_measured(world) -> None:

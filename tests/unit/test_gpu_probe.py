@@ -43,6 +43,9 @@ class FakeSight:
             raise view
         return view
 
+    def hang(self, seconds: float) -> None:
+        self.views = (*self.views, HUNG)
+
     async def close(self) -> None:
         self.closed = True
 
@@ -339,3 +342,29 @@ async def test_a_driver_that_comes_later_is_used(monkeypatch: pytest.MonkeyPatch
     found = iter([False, True])
     sight = sight_of(FakeLife(GOOD), find=lambda: next(found))
     assert [await sight.look() for _ in range(2)][1] == (FINE,)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "idle"),
+    [
+        (GpuReading(index=3, seen_at=51.0, utilization_ratio=0.0), [3]),
+        (GpuReading(index=3, seen_at=51.0, utilization_ratio=0.01), []),
+        (GpuReading(index=3, seen_at=51.0, utilization_ratio=None), []),
+        (GpuReading(index=3, seen_at=51.0, utilization_ratio=0.0, mig=True), []),
+        (GpuReading(index=3, seen_at=49.0, utilization_ratio=0.0), []),
+    ],
+)
+async def test_only_a_gpu_that_was_seen_without_work_is_idle(gpu: GpuReading, idle: list[int]) -> None:
+    """PB03: what is not known says nothing."""
+    sight = FakeSight((gpu,))
+    async with probing(sight, has_gpus=True) as seen:
+        await sight.shown()
+        assert [index for index in (3,) if seen.probe.is_idle(index, 50.0)] == idle
+        assert not seen.probe.is_idle(2, 50.0), "nobody has seen it"
+
+
+async def test_where_there_is_no_gpu_none_works() -> None:
+    sight = FakeSight(ABSENT)
+    async with probing(sight) as seen:
+        await sight.shown()
+        assert seen.probe.is_idle(0, 50.0)

@@ -301,6 +301,9 @@ class Gpus:
     def inject(self, kind: str, gpu: int) -> None:
         self.injected.append((kind, gpu))
 
+    def hang(self, seconds: float) -> None:
+        self.injected.append(("hang", seconds))
+
 
 class Kernel:
     def __init__(self) -> None:
@@ -328,6 +331,12 @@ def test_faults_of_gpus_go_to_what_looks_at_them() -> None:
     said = parse(kernel.heard[0])
     assert isinstance(said, XidLine)
     assert said.code == 48
+
+
+def test_a_probe_that_hangs_needs_no_gpu() -> None:
+    injection, gpus, _ = agent()
+    injection.carry_out(InjectFault(step="x", fault="probe-hang", amount=45.0))
+    assert gpus.injected == [("hang", 45.0)]
 
 
 @pytest.mark.parametrize("fault", ["ecc", "xid", "crash", "slow"])

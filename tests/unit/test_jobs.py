@@ -28,6 +28,7 @@ def test_numbers_are_finite(key: str, value: float) -> None:
         ("transition_s", -1.0),
         ("max_restarts", -1),
         ("train_iters", 0),
+        ("rerun_check_interval", -1),
         ("load", "newest"),
         ("params_dtype", "int8"),
         ("job", "A b"),

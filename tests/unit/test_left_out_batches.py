@@ -13,6 +13,7 @@ from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout
 from unicron_lib.training.data import SampleOrder, open_corpus, permutation, sample_order
 from unicron_lib.training.ledger import Entry, Ledger, check_ledger, read_left_out
+from unicron_lib.training.saver import reach_of
 
 SPEC = JobSpec(job="a", train_iters=8, global_batch_size=4)
 CORPUS = open_corpus(SPEC)
@@ -80,6 +81,19 @@ def test_checkpoints_from_after_the_harm_count_no_more_for_anybody(repository):
     save(repository, 24, generation=2)
     repository.fence(3)
     assert repository.iterations() == [24, 19, 9], "what was fenced off once stays so, what came later counts"
+
+
+@pytest.mark.parametrize(
+    ("keys", "reach"),
+    [
+        ({"loss_guard": False}, None),
+        ({"loss_spike_patience_iters": 50}, 0),
+        ({"loss_guard": False, "rerun_check_interval": 30}, 70),
+        ({"loss_spike_patience_iters": 10, "rerun_check_interval": 30}, 70),
+    ],
+)
+def test_how_old_the_oldest_checkpoint_must_be(keys, reach):
+    assert reach_of(JobSpec(job="a", **keys), 100) == reach
 
 
 def test_checkpoints_are_kept_until_one_is_old_enough(repository):

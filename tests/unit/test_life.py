@@ -31,6 +31,7 @@ def test_every_order_has_a_meaning_in_every_state() -> None:
                 "draining": "PARK_NOW",
             },
         ),
+        ("save", {"starting": "SAVE_AT_END", "training": "SAVE_AT_END", "reconfiguring": "SAVE_AT_END"}),
         ("assign", {"parked": "HAND_ON"}),
         ("save_replica", {"parked": "HAND_ON"}),
         ("quit", {"parked": "HAND_ON"}),

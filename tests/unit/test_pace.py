@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 
-from unicron_lib.detection.pace import FLOOR_S, KEPT, WARM_UP, YOUNG, Baseline, Beat, Pace, Resumed, Stalled
+from unicron_lib.detection.pace import FLOOR_S, KEPT, STILL_SHARE, WARM_UP, YOUNG, Baseline, Beat, Pace, Resumed, Stalled
 from unicron_lib.detection.sections import DEFAULT_LIMITS_S, INSIDE, PAUSES, Limits, Section
 from unicron_lib.domain.jobs import JobSpec
 
@@ -167,6 +167,68 @@ def test_a_watcher_that_was_blind_starts_the_clocks_anew():
     assert rank.found == []
     rank.wait(3.2)
     assert [type(found) for found in rank.found] == [Stalled]
+
+
+def still(rank, seconds, still_s):
+    """Silence in its own part, of which it is known that nothing has been done for its last `still_s`."""
+    rank.mark(Section.STEP)
+    beat = Beat(iteration=rank.iteration, section=rank.section, marks=rank.marks, at=rank.at, iteration_s=rank.iteration_s)
+    return rank.pace.look(beat, rank.now + seconds, still_s=still_s)
+
+
+def scattered(**limits):
+    """Iterations of x0.5 to x2: long ones take more than three times the mean."""
+    rank = Rank(**limits)
+    for number in range(200):
+        rank.iterate((0.5, 0.5, 1.0, 2.0)[number % 4])
+    assert rank.found == []
+    assert rank.pace.limit_s(Section.STEP) > 3.2
+    return rank
+
+
+def test_who_stands_still_is_told_within_three_times_the_mean_also_where_iterations_scatter():
+    found = still(scattered(), 3.0, still_s=1.1)
+    assert isinstance(found, Stalled)
+    assert found.limit_s == pytest.approx(3.0 * STILL_SHARE, rel=0.01)
+    assert found.still_s == 1.1
+
+
+def test_who_works_or_has_just_stopped_to_is_given_the_time_of_a_long_iteration():
+    for still_s in (0.0, 0.9):
+        assert still(scattered(), 3.1, still_s=still_s) is None
+
+
+def test_a_short_silence_is_no_hang_however_still_it_is():
+    assert still(scattered(), 3.0 * STILL_SHARE - 0.01, still_s=2.6) is None
+
+
+def test_a_limit_that_the_owner_has_set_counts_alone():
+    assert still(scattered(step_s=20.0), 19.0, still_s=19.0) is None
+
+
+def test_who_waits_for_ranks_in_a_pause_is_not_called_still():
+    rank = scattered()
+    rank.mark(Section.COLLECTIVE)
+    beat = Beat(iteration=rank.iteration, section=rank.section, marks=rank.marks, at=rank.at, pause=Section.EVAL)
+    assert not rank.pace.is_doubtful(beat, rank.now + 100.0)
+    assert rank.pace.look(beat, rank.now + 100.0, still_s=100.0) is None
+
+
+def test_a_rank_is_looked_at_from_half_of_the_limit_on():
+    rank = scattered()
+    rank.mark(Section.STEP)
+    beat = Beat(iteration=rank.iteration, section=rank.section, marks=rank.marks, at=rank.at)
+    half = 1.5 * STILL_SHARE
+    assert [rank.pace.is_doubtful(beat, rank.now + seconds) for seconds in (half - 0.01, half + 0.01)] == [False, True]
+
+
+def test_long_iterations_that_were_not_there_at_first_are_learned_though_they_are_never_in_a_row():
+    rank = warm(0.5, YOUNG + 1)
+    for _ in range(50):
+        rank.iterate(0.5, 4)
+        rank.iterate(3.0)
+    assert len([found for found in rank.found if isinstance(found, Stalled)]) <= WARM_UP
+    assert rank.pace.usual_s == pytest.approx(0.5)
 
 
 def test_a_new_pace_is_learned_after_a_few_iterations_that_look_like_stalls():

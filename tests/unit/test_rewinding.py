@@ -5,9 +5,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 from scenes import running_pair
 
-from unicron_lib.domain.actions import Respond
+from unicron_lib.domain.actions import Respond, Wait
 from unicron_lib.domain.events import LossSpiked
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind
 from unicron_lib.domain.jobs import JobStatus
@@ -43,7 +44,9 @@ def test_a_nan_takes_the_job_back_without_its_batch():
     assert (job.status, job.skipped, job.rolled_back_to) == (JobStatus.RUNNING, ((42, 42),), None)
     assert scene.state.jobs["gpt-b"] == before
     assert "back to a checkpoint from before iteration 42" in incident_markdown(scene.state, plan.incidents[0])
-    assert dump_state(scene.state)["plans"][plan.id]["plan"]["rewinds"] == {"gpt-a": {"first": 42, "last": 42}}
+    assert dump_state(scene.state)["plans"][plan.id]["plan"]["rewinds"] == {
+        "gpt-a": {"first": 42, "last": 42, "repeats": False}
+    }
 
 
 def test_a_spike_that_did_not_pass_takes_it_back_to_where_it_began():
@@ -115,6 +118,66 @@ def test_another_failure_of_the_same_moment_does_not_hide_it():
     harm(scene, 42, 42)
     scene.now += 2.0
     assert scene.decide().rewinds == {"gpt-a": Rewind(first=42, last=42)}
+
+
+def doubt(scene, kind=ErrorKind.CUDA_ERROR, rank=0, **keys):
+    return scene.fail(kind, "gpt-a", rank, iteration=39, spoiled=(40, 49), **keys)
+
+
+def test_wrong_results_are_computed_again_from_the_same_batches_without_the_node_that_did_it():
+    scene = running_pair()
+    for rank in (0, 1, 3):
+        doubt(scene, ErrorKind.NCCL_REMOTE_ERROR, rank)
+    assert isinstance(scene.decide(), Wait), "its own word is waited for"
+    culprit = doubt(scene, rank=2, verdict="exclude")
+    respond = scene.decide()
+    assert respond.kind is PlanKind.REALLOCATE
+    assert set(respond.quarantine) == {culprit.node}
+    assert respond.rewinds == {"gpt-a": Rewind(first=40, last=49, repeats=True)}
+    assert "the process asks for it" in respond.reason
+    assert "back to a checkpoint from before iteration 40" in respond.reason
+    assert "computed again" in respond.reason
+    scene.plan(respond)
+    job = scene.state.jobs["gpt-a"]
+    assert (job.skipped, job.rolled_back_to) == ((), 39)
+    scene.settle()
+    assert culprit.node not in scene.state.jobs["gpt-a"].nodes
+
+
+def test_if_nobody_knows_who_is_wrong_nobody_is_isolated_until_it_happens_again():
+    scene = running_pair()
+    for rank in range(4):
+        doubt(scene, rank=rank)
+    respond = scene.decide()
+    assert (respond.kind, respond.quarantine) == (PlanKind.RESTART, {})
+    assert respond.rewinds == {"gpt-a": Rewind(first=40, last=49, repeats=True)}
+    scene.settle()
+    doubt(scene)
+    again = scene.decide()
+    assert again.kind is PlanKind.REALLOCATE, "that it came to the same check is no progress"
+    assert "raised from SEV2" in again.reason
+    assert again.rewinds == respond.rewinds
+    scene.settle()
+    scene.fail(ErrorKind.PROCESS_EXIT, "gpt-a", iteration=44)
+    assert scene.state.jobs["gpt-a"].stuck_restarts == 0, "from 39 to 44 is"
+
+
+def test_what_a_waiting_peer_knows_takes_the_job_back_although_the_culprit_said_nothing():
+    scene = running_pair()
+    doubt(scene, ErrorKind.NCCL_REMOTE_ERROR)
+    scene.now += 2.0
+    assert scene.decide().rewinds == {"gpt-a": Rewind(first=40, last=49, repeats=True)}
+
+
+def test_no_batch_is_to_blame_for_a_loss_that_was_computed_wrongly():
+    scene = running_pair()
+    harm(scene, 47, 47)
+    doubt(scene, rank=1, verdict="exclude")
+    assert scene.decide().rewinds == {"gpt-a": Rewind(first=40, last=49, repeats=True)}
+
+
+def test_a_rewind_of_an_older_journal_leaves_its_batches_out():
+    assert TypeAdapter(Rewind).validate_json('{"first": 3, "last": 4}') == Rewind(first=3, last=4, repeats=False)
 
 
 def test_a_job_that_goes_on_from_its_checkpoint_goes_on_without_the_batches():

@@ -12,12 +12,15 @@ from unicron_lib.agent.holding import hold, lives_on
 from unicron_lib.agent.injection import Injection
 from unicron_lib.agent.inquiries import CheckNode, ReadLog
 from unicron_lib.agent.memo import StepMemo
+from unicron_lib.agent.memory import NodeMemory
+from unicron_lib.agent.memory_messages import FetchMemory, FindMemory, ForgetMemory, SaveCheckpoint
 from unicron_lib.agent.messages import (
     Command,
     DrainRanks,
     HoldRanks,
     InjectFault,
     LaunchRanks,
+    OfRanks,
     OpenRendezvous,
     Reply,
     SaveReplica,
@@ -45,13 +48,15 @@ class Commands:
         stores: RendezvousStores,
         checks: NodeChecks,
         injection: Injection,
-        fence: Fence | None = None,
+        memory: NodeMemory,
+        fence: Fence,
     ) -> None:
         self._supervisor = supervisor
         self._stores = stores
         self._checks = checks
         self._injection = injection
-        self._fence = fence or Fence()
+        self._memory = memory
+        self._fence = fence
         self._memo = StepMemo()
         self._running: dict[str, asyncio.Task[Reply]] = {}
         self._launching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -77,20 +82,20 @@ class Commands:
         except Exception as error:
             log.exception("step %s failed", step)
             return Reply(step=step, ok=False, error=f"{type(error).__name__}: {error}; see the agent's log")
-        if not isinstance(command, ReadLog):  # it changes nothing, and is too long to be remembered
+        if not isinstance(command, ReadLog | FindMemory):  # they change nothing, and what they find may change
             self._memo.keep(reply)
         return reply
 
     def _admit(self, command: Command) -> None:
         """Refuse a replaced generation; starting or stopping for a newer one replaces the older ones."""
         match command:
-            case OpenRendezvous() | LaunchRanks() | CheckNode():
+            case OpenRendezvous() | LaunchRanks() | CheckNode() | FetchMemory() | SaveCheckpoint():
                 generation = command.generation
             case SaveReplica():
                 generation = max(command.generation, command.as_generation or 0)
             case DrainRanks() | HoldRanks() | StopRanks():
                 generation = command.below_generation
-            case InjectFault() | ReadLog():
+            case InjectFault() | ReadLog() | FindMemory() | ForgetMemory():
                 return
         self._check(command.job, generation)
         if isinstance(command, OpenRendezvous | LaunchRanks | StopRanks):
@@ -110,6 +115,19 @@ class Commands:
 
     async def _carry_out(self, command: Command) -> Result:
         match command:
+            case CheckNode():
+                return await self._check_node(command)
+            case FindMemory() | FetchMemory() | ForgetMemory():
+                return await self._memory.carry_out(command)
+            case ReadLog():
+                return {**await read_log(self._supervisor.facts, command)}
+            case InjectFault():
+                return {**self._injection.carry_out(command)}
+            case _:
+                return await self._do_with_ranks(command)
+
+    async def _do_with_ranks(self, command: OpenRendezvous | OfRanks) -> Result:
+        match command:
             case OpenRendezvous():
                 doing = self._open_rendezvous(command)
             case LaunchRanks():
@@ -118,16 +136,12 @@ class Commands:
                 doing = self._drain(command)
             case HoldRanks():
                 doing = self._hold(command)
+            case SaveCheckpoint():
+                return self._save(command)
             case SaveReplica():
                 doing = self._save_replica(command)
             case StopRanks():
                 doing = self._stop(command)
-            case CheckNode():
-                doing = self._check_node(command)
-            case ReadLog():
-                return {**await read_log(self._supervisor.facts, command)}
-            case InjectFault():
-                return {**self._injection.carry_out(command)}
             case _:
                 assert_never(command)
         return await doing
@@ -144,6 +158,7 @@ class Commands:
         pids: list[dict[str, Scalar]] = []
         await self._checks.give_up()
         await self._supervisor.ready()
+        self._memory.follow(command.job, command.memory_peers)
         async with self._launching[command.job]:
             await self._close_orphaned_stores(command.job)
             for rank, gpu in command.ranks:
@@ -179,6 +194,13 @@ class Commands:
     async def _hold(self, command: HoldRanks) -> Result:
         ranks = await hold(self._supervisor, command)
         return {"ranks": [{**_describe(rank), "gpu": rank.gpu, "micro_batches": rank.micro_batches} for rank in ranks]}
+
+    def _save(self, command: SaveCheckpoint) -> Result:
+        rank = self._find(command.job, command.generation, 0)
+        if rank.phase is not Phase.RUNNING or rank.is_command:
+            raise AgentError(f"rank 0 of job {rank.job} is {rank.phase}, only one that trains can save: try again in a while")
+        rank.order(RankOrder(order="save"))
+        return {"iteration": rank.iteration}
 
     async def _save_replica(self, command: SaveReplica) -> Result:
         rank = self._find(command.job, command.generation, command.rank)

@@ -17,10 +17,12 @@ from typing import NoReturn
 from unicron_lib.agent.checks import NodeChecks
 from unicron_lib.agent.commands import Commands
 from unicron_lib.agent.environment import NodeFacts
+from unicron_lib.agent.fencing import Fence
 from unicron_lib.agent.forks import Forks
 from unicron_lib.agent.gpu_sight import GpuSight
 from unicron_lib.agent.injection import Injection
 from unicron_lib.agent.kernel_log import KERNEL_LOG, KernelLog
+from unicron_lib.agent.memory import NodeMemory
 from unicron_lib.agent.messages import GpuFault, NodeNotice, RankResumed, RankStalled
 from unicron_lib.agent.oom import OomWatch
 from unicron_lib.agent.orphans import Orphans
@@ -79,7 +81,6 @@ class Agent:
             oom=self._oom.name,
             rules=options.xid_rules,
         )
-        self._pace = PaceWatch(ranks=self._supervisor.ranks, directory=directory, tell=self._tell)
         self._gpus = GpuProbe(
             num_gpus=facts.num_gpus,
             has_gpus=facts.has_gpus,
@@ -88,19 +89,29 @@ class Agent:
             tell=self._tell,
             sight=GpuSight(on_xid=self._kernel.on_xid),
         )
+        self._pace = PaceWatch(
+            ranks=self._supervisor.ranks, directory=directory, tell=self._tell, is_gpu_idle=self._gpus.is_idle
+        )
+        self._fence = Fence()
+        self._memory = NodeMemory(facts=facts, token=options.token, ranks=self._supervisor.ranks, fence=self._fence)
         self._uplink = Uplink(
             url=options.controller,
             token=options.token,
             supervisor=self._supervisor,
             outbox=self._outbox,
-            commands=Commands(
-                supervisor=self._supervisor,
-                stores=self._stores,
-                checks=NodeChecks(facts=facts, forks=self._forks, directory=directory),
-                injection=self._injection(),
-            ),
+            commands=self._commands(directory),
         )
         self._uplink.die = self._die
+
+    def _commands(self, directory: Path) -> Commands:
+        return Commands(
+            supervisor=self._supervisor,
+            stores=self._stores,
+            checks=NodeChecks(facts=self._supervisor.facts, forks=self._forks, directory=directory),
+            injection=self._injection(),
+            memory=self._memory,
+            fence=self._fence,
+        )
 
     def _injection(self) -> Injection:
         facts = self._supervisor.facts
@@ -114,11 +125,12 @@ class Agent:
 
     @property
     def _looks(self) -> tuple[Callable[[], Awaitable[None]], ...]:
-        return self._gpus.run, self._kernel.run, self._pace.run, self._oom.run
+        return self._gpus.run, self._kernel.run, self._pace.run, self._oom.run, self._memory.run
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set; raises UserError for a wrong token. No process is left on return."""
         await self._socket.start()
+        self._uplink.memory_port = self._memory.start()
         self._forks.start()
         connected = asyncio.create_task(self._stay_connected())
         stopped = asyncio.create_task(stop.wait())
@@ -132,6 +144,7 @@ class Agent:
             await asyncio.wait([connected, stopped, *watchers])
             await self._forks.close()
             self._orphans.close()
+            self._memory.close()
             await self._socket.close()
         if not connected.cancelled():
             connected.result()
@@ -165,8 +178,9 @@ class Agent:
         self._supervisor.on_news(None)
 
     def _die(self) -> NoReturn:
-        """What a power cut does: nobody gets to say goodbye."""
+        """What a power cut does: nobody gets to say goodbye, and what was in memory is gone."""
         self._supervisor.kill_all()
+        self._memory.wipe()
         if self._forks.pid:
             os.kill(self._forks.pid, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -7,6 +7,7 @@ from pydantic import TypeAdapter
 
 from unicron_lib.agent.beats import BEAT_FILE, beat_path
 from unicron_lib.agent.messages import LaunchRanks
+from unicron_lib.agent.slot_places import MEMORY_DIR, MEMORY_SLOT, slot_directory
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.skipping import Ranges
 
@@ -75,8 +76,13 @@ def rank_environment(
     }
     if command.restore_from is not None:
         values["UNICRON_RESTORE_FROM"] = command.restore_from
+    if command.mtbf_s:
+        values["UNICRON_MTBF_S"] = command.mtbf_s
     if command.skipped:
         values["UNICRON_SKIPPED_BATCHES"] = _ranges.dump_json(command.skipped).decode()
+    if command.spec.memory_interval != 0:
+        values[MEMORY_DIR] = slot_directory(facts.run_dir, facts.node) / command.job
+        values |= {MEMORY_SLOT: "{}/{}".format(*command.memory)} if command.memory else {}
     if facts.has_gpus and not keeps_device:
         # In the order of the local ranks, so that LOCAL_RANK is the device's index, as under torchrun.
         values["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML counts them: a GPU that is found broken is the one that is left

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from unicron_lib.agent.probe_life import ProbeLife
+from unicron_lib.agent.probe_life import HANGING, ProbeLife
 from unicron_lib.agent.probe_messages import Closed, Look, Opened
 from unicron_lib.detection.gpu import GpuReading
 
@@ -84,6 +84,8 @@ class GpuSight:
         self._blind: Blindness | None = None
         self._not_before = 0.0
         self._good_looks = 0
+        self._hangs_until = 0.0
+        self._is_drill = False
 
     async def look(self) -> tuple[GpuReading, ...] | Blindness:
         """Look at every GPU, in the order of their indices; answers within the deadline."""
@@ -103,6 +105,10 @@ class GpuSight:
             return self._fail(life, Blindness(why="failing", reason="the process that asks the NVIDIA driver has died"))
         return self._fail(life, Blindness(why="no_driver" if answer.no_driver else "failing", reason=answer.reason))
 
+    def hang(self, seconds: float) -> None:
+        """For a drill: from the next look on, and for so long, each probe process is one that never answers."""
+        self._hangs_until = asyncio.get_running_loop().time() + seconds
+
     async def close(self) -> None:
         """End the probe process; one that is stuck is left to the kernel."""
         if self._life:
@@ -110,19 +116,26 @@ class GpuSight:
 
     async def _living(self) -> Life | None:
         """The probe process, a new one if it is time for it; None while there cannot be one."""
+        now = asyncio.get_running_loop().time()
+        hangs = now < self._hangs_until
+        if hangs and not self._is_drill:
+            await self.close()
+            self._blind = self._blind or Blindness(why="hung", reason="the process that asks the NVIDIA driver does not end")
+            self._not_before = 0.0
         if self._life and self._blind is None:
             return self._life
-        now = asyncio.get_running_loop().time()
         if now < self._not_before or (self._life and not self._life.is_gone):
             return None
         if self._life:
             await self._life.bury()
             self._life = None
-        if not self._find():
+        self._is_drill = hangs
+        if not hangs and not self._find():
             self._not_before = now + RETRY_S
             self._blind = Blindness(why="no_driver", reason=f"no NVIDIA driver is installed ({LIBRARY} was not found)")
             return None
-        self._life, self._blind, self._good_looks = self._start(self._on_xid), None, 0
+        life = ProbeLife(on_xid=self._on_xid, command=HANGING) if hangs else self._start(self._on_xid)
+        self._life, self._blind, self._good_looks = life, None, 0
         return self._life
 
     def _see(self, look: Look, opened: Opened | None) -> tuple[GpuReading, ...]:

@@ -17,8 +17,8 @@ from unicron_lib.errors import AgentError
 SIGNALS: Mapping[str, signal.Signals] = MappingProxyType(
     {"crash": signal.SIGKILL, "oom": signal.SIGKILL, "hang": signal.SIGSTOP}
 )
-ORDERS: Mapping[str, Literal["raise", "nan", "spike", "slow", "exit"]] = MappingProxyType(
-    {"exception": "raise", "nan": "nan", "spike": "spike", "slow": "slow", "exit": "exit"}
+ORDERS: Mapping[str, Literal["raise", "nan", "spike", "corrupt", "slow", "exit"]] = MappingProxyType(
+    {"exception": "raise", "nan": "nan", "spike": "spike", "corrupt": "corrupt", "slow": "slow", "exit": "exit"}
 )
 
 
@@ -27,6 +27,9 @@ class InjectableGpus(Protocol):
 
     def inject(self, kind: Literal["ecc", "nvlink", "row-remap", "gpu-lost"], gpu: int) -> None:
         """From the next look on, that GPU shows the fault."""
+
+    def hang(self, seconds: float) -> None:
+        """From the next look on, and for so long, the driver does not answer."""
 
 
 class InjectableKernel(Protocol):
@@ -61,9 +64,12 @@ class Injection:
                 return {}
             case "ecc" | "xid" | "nvlink" | "row-remap" | "gpu-lost":
                 return self._harm_gpu(fault, command)
+            case "probe-hang":
+                self._gpus.hang(command.amount)
+                return {}
             case "link-flap":
                 return self._flap_link()
-            case "crash" | "oom" | "exit" | "hang" | "slow" | "exception" | "nan" | "spike":
+            case "crash" | "oom" | "exit" | "hang" | "slow" | "exception" | "nan" | "spike" | "corrupt":
                 return self._harm_rank(fault, command)
         assert_never(fault)
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, TypeAdapter
 
 from unicron_lib.agent.inquiries import CheckNode, ReadLog
+from unicron_lib.agent.memory_messages import FetchMemory, FindMemory, ForgetMemory, SaveCheckpoint
 from unicron_lib.agent.rank_messages import NAN_STAYS_NAN, Progress, RankFailed, RankFinished
 from unicron_lib.detection.gpu import GpuFaultKind
 from unicron_lib.domain.events import Scalar
@@ -16,9 +17,9 @@ from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout
 from unicron_lib.domain.skipping import Ranges
 
-RankFault = Literal["crash", "oom", "exit", "hang", "slow", "exception", "nan", "spike"]
+RankFault = Literal["crash", "oom", "exit", "hang", "slow", "exception", "nan", "spike", "corrupt"]
 GpuInjection = Literal["ecc", "xid", "nvlink", "row-remap", "gpu-lost"]
-Fault = Literal[RankFault, GpuInjection, "link-flap", "node-loss", "partition"]
+Fault = Literal[RankFault, GpuInjection, "link-flap", "probe-hang", "node-loss", "partition"]
 
 # --- agent -> controller ---------------------------------------------------------------------------------------------
 
@@ -56,7 +57,7 @@ class RankStalled:
     """A rank has stayed in the same `section` for `silent_s`, longer than `limit_s`; usual is `usual_s` (0: not known).
 
     `section` is one of those of `Section`; a rank in `collective` waits for others. The job's recovery waits for another
-    `wait_s`: it may go on by itself.
+    `wait_s`: it may go on by itself. For `still_s` its process has done nothing; 0: that is not known, or it works.
     """
 
     job: str
@@ -68,6 +69,7 @@ class RankStalled:
     limit_s: float
     usual_s: float
     wait_s: float
+    still_s: float = 0.0
     type: Literal["rank_stalled"] = "rank_stalled"
 
 
@@ -154,7 +156,7 @@ class RankInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentHello:
-    """First frame of an agent: who it is, what it runs."""
+    """First frame of an agent: who it is, what it runs, and the port at which it takes and gives states (0: it does not)."""
 
     node: str
     boot: str
@@ -164,6 +166,7 @@ class AgentHello:
     pool: str = ""
     gpu_model: str = ""
     ranks: tuple[RankInfo, ...] = ()
+    memory_port: int = 0
     type: Literal["agent_hello"] = "agent_hello"
 
 
@@ -220,8 +223,10 @@ class LaunchRanks:
 
     A parked rank of the job on one of these GPUs becomes the new rank there, and keeps its memory.
 
-    `restore_from` is the manifest to start from, None for a fresh start; `skipped` batches are left out. Result: `pids` as a
-    list of rank and pid.
+    `restore_from` is the manifest to start from, None for a fresh start; `skipped` batches are left out. Ranks without a state
+    begin from a slot of the place `memory` (generation, iteration), if there is one here. What the ranks keep in memory is
+    copied to the first of `memory_peers`, `HOST:PORT`, that takes it. `mtbf_s` is the job's mean time between failures, 0 where
+    nobody needs it. Result: `pids` as a list of rank and pid.
     """
 
     step: str
@@ -238,6 +243,9 @@ class LaunchRanks:
     store_url: str
     restore_from: str | None = None
     skipped: Ranges = ()
+    memory: tuple[int, int] | None = None
+    memory_peers: tuple[str, ...] = ()
+    mtbf_s: float = 0.0
     type: Literal["launch_ranks"] = "launch_ranks"
 
 
@@ -309,10 +317,12 @@ class InjectFault:
     """Do harm on purpose.
 
     To a rank: `crash` (SIGKILL), `oom` (the same, by the kernel as far as its log tells), `exit` (with the code `amount`),
-    `hang` (SIGSTOP), `slow` (by the factor `amount`), `exception` (what `text` says), `nan`, `spike` (for `amount` iterations).
+    `hang` (SIGSTOP), `slow` (by the factor `amount`), `exception` (what `text` says), `nan`, `spike` (for `amount` iterations),
+    `corrupt` (its gradients are a little wrong from then on).
     To GPU `gpu` of the node, as far as its probes can tell: `ecc`, `xid` (of the number `amount`), `nvlink`, `row-remap`,
-    `gpu-lost`. To a port of the node, as far as the kernel's log tells: `link-flap`. To the agent: `node-loss`, `partition` (no
-    word to or from the controller for `amount` seconds).
+    `gpu-lost`. To a port of the node, as far as the kernel's log tells: `link-flap`. To the process that asks the driver:
+    `probe-hang` (no answer for `amount` seconds). To the agent: `node-loss`, `partition` (no word to or from the controller
+    for `amount` seconds).
     """
 
     step: str
@@ -325,7 +335,9 @@ class InjectFault:
     type: Literal["inject_fault"] = "inject_fault"
 
 
-Command = OpenRendezvous | LaunchRanks | DrainRanks | HoldRanks | SaveReplica | StopRanks | InjectFault | CheckNode | ReadLog
+OfMemory = FindMemory | FetchMemory | ForgetMemory
+OfRanks = LaunchRanks | DrainRanks | HoldRanks | SaveCheckpoint | SaveReplica | StopRanks
+Command = OpenRendezvous | OfRanks | OfMemory | InjectFault | CheckNode | ReadLog
 FromAgent = AgentHello | Heartbeat | Observation | Progress | Reply
 FromController = Ack | Command
 

@@ -1,4 +1,8 @@
-"""Looks at the beat pages of all ranks of the node, ten times a second, and tells which of them stand still."""
+"""Looks at the beat pages of all ranks of the node, ten times a second, and tells which of them stand still.
+
+Of a rank that is silent for long it also looks whether it does anything. One that may wait for others, in a collective or
+anywhere, does nothing if nobody of its job does; where others are on other nodes, nobody here can know.
+"""
 
 import asyncio
 import fcntl
@@ -7,16 +11,19 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from unicron_lib.agent.beats import BeatReader, beat_path
+from unicron_lib.agent.glimpses import glimpse
 from unicron_lib.agent.messages import NodeNotice, RankResumed, RankStalled
 from unicron_lib.agent.ranks import Phase, Rank, RankKey, Ranks
 from unicron_lib.detection.lateness import Lateness
 from unicron_lib.detection.pace import Beat, Pace, Resumed, Stalled
 from unicron_lib.detection.sections import PACED, Section
+from unicron_lib.detection.stillness import Glimpse, Stillness
 
 log = logging.getLogger(__name__)
 LOOK_S = 0.1
@@ -36,6 +43,7 @@ class _Watched:
         self._path = path
         self._clock = float("-inf")
         self._reader: BeatReader | None = None
+        self._stillness: Stillness | None = None
 
     def read(self) -> Beat | None:
         if self._reader is None:
@@ -53,6 +61,21 @@ class _Watched:
     def excuse(self, seconds: float, beat: Beat, now: float) -> None:
         """Nobody has looked for so long: that much of its silence does not count."""
         self.restart_clock(min(now, max(self._clock, beat.at) + seconds))
+        self._stillness = None if seconds else self._stillness
+
+    def still_since(self, beat: Beat, now: float, see: Callable[[int], Glimpse | None]) -> float | None:
+        """Since when its process is known to do nothing; it is looked at only while that matters."""
+        if not self.pace.is_doubtful(beat, now):
+            self._stillness = None
+            return None
+        if self._stillness is None:
+            self._stillness = Stillness()
+        self._stillness.look(see(self.rank.pid), now)
+        return self._stillness.since
+
+    def waits_for_others(self, beat: Beat) -> bool:
+        """Whether it may do nothing because others have not come yet."""
+        return self.rank.needs_peers or beat.section is Section.COLLECTIVE
 
     def forget(self) -> None:
         if self._reader:
@@ -61,14 +84,25 @@ class _Watched:
 
 
 class PaceWatch:
-    """Watches the ranks of `ranks`, whose pages are below `directory`; what it finds is told to `tell`."""
+    """Watches the ranks of `ranks`, whose pages are below `directory`; what it finds is told to `tell`.
+
+    `see` looks at a process; `is_gpu_idle` tells whether a GPU is known to have done nothing since a moment (monotonic).
+    """
 
     def __init__(
-        self, *, ranks: Ranks, directory: Path, tell: Callable[[RankStalled | RankResumed | NodeNotice], None]
+        self,
+        *,
+        ranks: Ranks,
+        directory: Path,
+        tell: Callable[[RankStalled | RankResumed | NodeNotice], None],
+        see: Callable[[int], Glimpse | None] = glimpse,
+        is_gpu_idle: Callable[[int, float], bool] = lambda *_: True,
     ) -> None:
         self._ranks = ranks
         self._directory = directory
         self._tell = tell
+        self._see = see
+        self._is_gpu_idle = is_gpu_idle
         self._watched: dict[RankKey, _Watched] = {}
         self._lateness = Lateness(usual_s=LOOK_S, late_s=BLIND_S)
         self._is_blind = False
@@ -94,8 +128,26 @@ class PaceWatch:
             watched.excuse(missed_s, beat, now)
             if beat.section is Section.COLLECTIVE and key[:2] in busy:
                 watched.restart_clock(now)  # it waits for a rank that may take its time
-            if finding := watched.pace.look(beat, now):
+        still_s = self._still_s(beats, now)
+        for key, beat in beats.items():
+            watched = self._watched[key]
+            if finding := watched.pace.look(beat, now, still_s=still_s.get(key, 0.0)):
                 self._tell(_told(watched.rank, finding))
+
+    def _still_s(self, beats: Mapping[RankKey, Beat], now: float) -> dict[RankKey, float]:
+        """For how long ranks, and all whom they may wait for, are known to have done nothing."""
+        since = {}
+        for key, beat in beats.items():
+            watched = self._watched[key]
+            at = watched.still_since(beat, now, self._see)
+            if at is not None and self._is_gpu_idle(watched.rank.gpu, at):
+                since[key] = at
+        quiet = Counter(key[:2] for key in since)
+        return {
+            key: now - at
+            for key, at in since.items()
+            if not self._watched[key].waits_for_others(beats[key]) or quiet[key[:2]] == self._watched[key].rank.world_size
+        }
 
     def _tell_blindness(self, now: float) -> None:
         """Tell when this watch begins to be held up again and again, and when that is over."""
@@ -134,6 +186,7 @@ def _told(rank: Rank, finding: Stalled | Resumed) -> RankStalled | RankResumed:
         limit_s=finding.limit_s,
         usual_s=finding.usual_s,
         wait_s=max(0.0, rank.limits.patience_s - finding.silent_s),
+        still_s=finding.still_s,
     )
 
 

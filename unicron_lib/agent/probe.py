@@ -25,6 +25,9 @@ class Sight(Protocol):
     async def look(self) -> tuple[GpuReading, ...] | Blindness:
         """Every GPU, in the order of their indices, or why nothing is known."""
 
+    def hang(self, seconds: float) -> None:
+        """For a drill: from the next look on, and for so long, be one that gets no answer."""
+
     async def close(self) -> None:
         """Let go of the driver."""
 
@@ -57,6 +60,7 @@ class GpuProbe:
         self._watch = GpuWatch()
         self._board = NoticeBoard()
         self._injections = GpuInjections()
+        self._newest: dict[int, GpuReading] = {}
         self._noted = ""
 
     def inject(self, kind: Injected, gpu: int) -> None:
@@ -64,6 +68,20 @@ class GpuProbe:
         if not 0 <= gpu < self._num_gpus:
             raise AgentError(f"there is no GPU {gpu} on this node, it offers {self._num_gpus}: count from 0")
         self._injections.add(kind, gpu)
+
+    def hang(self, seconds: float) -> None:
+        """For a drill: from the next look on, and for so long, the driver does not answer."""
+        self._sight.hang(seconds)
+
+    def is_idle(self, gpu: int, since: float) -> bool:
+        """Whether GPU `gpu` was seen without work after `since` (monotonic), or the node has none that could work.
+
+        What nobody has seen, or a part of a GPU does, which nobody sees, is not known to be idle.
+        """
+        if not self._needs_driver:
+            return True
+        seen = self._newest.get(gpu)
+        return seen is not None and seen.seen_at >= since and seen.utilization_ratio == 0.0 and not seen.mig
 
     async def run(self) -> None:
         """Look until cancelled; nothing that a driver does ends it."""
@@ -84,6 +102,7 @@ class GpuProbe:
         readings: tuple[GpuReading, ...] = ()
         if not isinstance(view, Blindness):
             readings = view[: self._num_gpus]
+            self._newest = {gpu.index: gpu for gpu in readings}
             missing = self._inventory.missing(readings, life=life)
         for seen in self._injections.looks(readings):
             for found in self._watch.news(seen, life=life, now=time.monotonic(), missing=missing):
@@ -103,7 +122,7 @@ class GpuProbe:
             case Blindness(why="hung", reason=reason):
                 yield Sign(code="gpu_probe_hung", who=WHO, what="hangs", detail=reason)
             case Blindness(why="no_driver") if not self._needs_driver:
-                return
+                yield Sign(code="gpu_probe_hung", who=WHO)
             case Blindness(reason=reason):
                 yield Sign(code="gpu_blind", who=WHO, what="cannot see", detail=reason)
             case _:

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Annotated
 
@@ -13,6 +13,8 @@ from pydantic import Discriminator, TypeAdapter
 from unicron_lib.agent.probe_messages import Closed, FromProbe, Look, Opened, Started, XidSeen
 
 COMMAND = (sys.executable, "-m", "unicron_lib.agent.probe_process")
+HANGING = (*COMMAND, "hang")
+"""One that never answers, for drills."""
 START_S = 60.0
 """For Python itself to start on a busy node, which is not the driver's doing."""
 
@@ -27,10 +29,10 @@ from_probe: TypeAdapter[FromProbe] = TypeAdapter(Annotated[FromProbe, Discrimina
 class ProbeLife:
     """A probe process that was started; `on_xid` gets index, UUID and number of each Xid, at once."""
 
-    def __init__(self, *, on_xid: Callable[[int, str, int], None]) -> None:
+    def __init__(self, *, on_xid: Callable[[int, str, int], None], command: Sequence[str] = COMMAND) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(COMMAND, stdin=theirs.fileno(), stdout=theirs.fileno())
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
         self._on_xid = on_xid
         self._answers: asyncio.Queue[FromProbe | None] = asyncio.Queue()
         self._writer: asyncio.StreamWriter | None = None

@@ -17,6 +17,9 @@ from unicron_lib.adapters.nvml_events import XidEvents
 from unicron_lib.agent.forkserver import die_with_parent
 from unicron_lib.agent.probe_messages import Closed, FromProbe, Look, Opened, Started, XidSeen
 
+HANG = "hang"
+"""As the only argument, for a drill: be a process whose driver never answers."""
+
 _speaking = threading.Lock()
 
 
@@ -32,6 +35,8 @@ def main() -> int:
     die_with_parent(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the agent's to handle
     say(Started())
+    while sys.argv[1:] == [HANG]:
+        signal.pause()
     nvml = open_nvml()
     if isinstance(nvml, NvmlAbsent):
         return _close(nvml)

@@ -12,6 +12,9 @@ from pydantic import ConfigDict, Discriminator, TypeAdapter
 NAN_STAYS_NAN = ConfigDict(ser_json_inf_nan="constants")
 """For what a loss travels in: it may be NaN, for which pydantic writes null unless told otherwise."""
 
+SLOT = "slot of "
+"""How the source of a state begins that was in the host memory of a node."""
+
 # --- rank -> agent ---------------------------------------------------------------------------------------------------
 
 
@@ -35,8 +38,8 @@ class Progress:
     gradient before clipping, 0 if it was not measured.
 
     The rest tells how this rank came into its generation, and stays the same in it: the `source` of its state ("own memory",
-    "rank 2", a manifest's key, "" for a fresh start), what was copied, and of the iteration that was under way how many
-    micro-batches it kept, and computed in place of a lost rank.
+    "rank 2", "slot of node-1", a manifest's key, "" for a fresh start), what was copied, and of the iteration that was
+    under way how many micro-batches it kept, and computed in place of a lost rank.
     """
 
     job: str
@@ -63,7 +66,9 @@ class RankFailed:
     """An exception in a rank, told before anything else dies; `parked` ranks keep their state and wait.
 
     `iteration` is the last one that is complete in this rank's parameters. `cause` is the earliest exception that this one
-    was raised from, as "Type: message", `context` the earliest that was being handled; empty if there is none.
+    was raised from, as "Type: message", `context` the earliest that was being handled; empty if there is none. `spoiled` are
+    the first and the last iteration whose results cannot be trusted, if there are such; with the `verdict` the rank asks for
+    its node to be isolated.
     """
 
     job: str
@@ -76,6 +81,8 @@ class RankFailed:
     parked: bool
     cause: str = ""
     context: str = ""
+    spoiled: tuple[int, int] | None = None
+    verdict: Literal["", "exclude"] = ""
     type: Literal["rank_failed"] = "rank_failed"
 
 
@@ -130,13 +137,16 @@ class RankOrder:
     """`drain`: save and stop at the next common iteration's end. `park`: the same, but keep the state in memory and wait.
 
     `abort`: park at once, breaking whatever the rank waits for. `assign`: a parked rank becomes the one of the `environment`.
+    `save`, to rank 0: all ranks save at the end of an iteration, and train on.
     `save_replica`: a parked rank saves all it has, alone, as the UNICRON_GENERATION of the `environment` if it has one.
-    `quit`: a parked rank exits. `raise`, `nan`, `spike`, `slow`, `exit`: injected faults; a slow rank takes `amount` times as
-    long for its part of each iteration, one that exits does so with the code `amount`; for a spike the gradient is wrong for
-    `amount` iterations; what is raised is the `text`, `TYPE: message`.
+    `quit`: a parked rank exits. `raise`, `nan`, `spike`, `corrupt`, `slow`, `exit`: injected faults; a slow rank takes `amount`
+    times as long for its part of each iteration, one that exits does so with the code `amount`; for a spike the gradient is
+    wrong for `amount` iterations, that of a corrupt rank a little from then on; what is raised is the `text`, `TYPE: message`.
     """
 
-    order: Literal["drain", "park", "abort", "assign", "save_replica", "quit", "raise", "nan", "spike", "slow", "exit"]
+    order: Literal[
+        "drain", "park", "abort", "assign", "save", "save_replica", "quit", "raise", "nan", "spike", "corrupt", "slow", "exit"
+    ]
     amount: float = 0.0
     text: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -38,7 +38,8 @@ class Rank:
 
     A parked one keeps the gradients of `micro_batches` of the iteration under way; it may live on in the generation `held_for`,
     which may not be that of today. `silent` is set when its connection has ended and was read to the end, `judged` when its end
-    has been dealt with. One that `is_command` runs its job's command: it may never say a word.
+    has been dealt with. One that `is_command` runs its job's command: it may never say a word. One that `needs_peers` may wait
+    for others in its own part of an iteration, too.
     """
 
     job: str
@@ -48,6 +49,7 @@ class Rank:
     limits: Limits = field(default_factory=Limits)
     is_command: bool = False
     world_size: int = 0
+    needs_peers: bool = False
     phase: Phase = Phase.RUNNING
     iteration: int = -1
     manifest: str | None = None

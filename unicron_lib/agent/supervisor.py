@@ -98,6 +98,7 @@ class Supervisor:
     def _assign(self, held: Rank, command: LaunchRanks, number: int) -> Rank:
         before = held.key
         self.ranks.renew(held, generation=command.generation, number=number, limits=Limits.of(command.spec))
+        held.world_size, held.needs_peers = command.world_size, _needs_peers(command)
         environment = rank_environment(self.facts, command, number, self._socket, keeps_device=True)
         held.order(RankOrder(order="assign", environment=environment))
         log.info("rank %s with pid %d lives on as rank %s", before, held.pid, held.key)
@@ -106,7 +107,7 @@ class Supervisor:
     async def _fork(self, command: LaunchRanks, rank: int, gpu: int) -> Rank:
         limits, is_command = Limits.of(command.spec), bool(command.spec.command)
         new = Rank(job=command.job, generation=command.generation, rank=rank, gpu=gpu, limits=limits)
-        new.is_command, new.world_size = is_command, command.world_size
+        new.is_command, new.world_size, new.needs_peers = is_command, command.world_size, _needs_peers(command)
         self.ranks.add(new)
         environment = rank_environment(self.facts, command, rank, self._socket)
         try:
@@ -278,3 +279,8 @@ async def end_processes(processes: list[Forked], *, grace_s: float) -> None:
         if process.exit_code is None:
             kill_group(process.pid)
     await asyncio.wait(everybody)
+
+
+def _needs_peers(command: LaunchRanks) -> bool:
+    """A command may do anything anywhere; with tensor or pipeline parallelism all parts of an iteration are common."""
+    return bool(command.spec.command) or command.layout.dp < command.layout.num_gpus

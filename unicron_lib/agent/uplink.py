@@ -60,6 +60,7 @@ class Uplink:
         self._link: ClientConnection | None = None
         self._told = ""
         self.reached = asyncio.Event()
+        self.memory_port = 0
         self._answering: set[asyncio.Task[None]] = set()
         self.die: Callable[[], None] = supervisor.kill_all
         supervisor.on_news = self._note
@@ -113,6 +114,7 @@ class Uplink:
             hello = AgentHello(
                 node=facts.node,
                 boot=self._outbox.boot,
+                memory_port=self.memory_port,
                 address=facts.address,
                 num_gpus=facts.num_gpus,
                 rack=facts.rack,

@@ -20,10 +20,14 @@ CLOSING = "-closing.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
-    """Generations below `generation` write no more; of theirs only the manifests in `admitted` count."""
+    """Generations below `generation` write no more; of theirs only the manifests in `admitted` count.
+
+    States in the memory of nodes count if their generation is at least `memory_from`.
+    """
 
     generation: int
     admitted: tuple[str, ...]
+    memory_from: int = 0
 
 
 _fence: TypeAdapter[Fence] = TypeAdapter(Fence)

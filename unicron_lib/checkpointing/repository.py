@@ -112,10 +112,11 @@ class CheckpointRepository:
         self._refuse_stale(manifest.generation, key=manifest.key)
         return manifest.key
 
-    def fence(self, generation: int, *, anew: bool = False, up_to: int | None = None) -> None:
+    def fence(self, generation: int, *, anew: bool = False, up_to: int | None = None, forgets: bool = False) -> None:
         """From here on generations below `generation` commit nothing. Call it after draining them. Twice is fine.
 
-        With `anew` nothing that they saved counts any more, with `up_to` nothing that is newer than that iteration.
+        With `anew` nothing that they saved counts any more, with `up_to` nothing that is newer than that iteration. With
+        `forgets` (and with these two) nothing that nodes have of them in memory does, now and later.
         Raises StaleGeneration if a newer one has been fenced already.
         """
         newest, closing = self._fences.newest_and_closing()
@@ -127,7 +128,14 @@ class CheckpointRepository:
         keys = () if anew else tuple(self.manifest_keys())
         if up_to is not None:
             keys = tuple(key for key in keys if parse_key(self._job, key)[0] <= up_to)
-        self._fences.write(Fence(generation=generation, admitted=keys))
+        before = newest.memory_from if newest else 0
+        memory_from = generation if forgets or anew or up_to is not None else before
+        self._fences.write(Fence(generation=generation, admitted=keys, memory_from=memory_from))
+
+    def memory_from(self) -> int:
+        """The oldest generation whose states in the memory of nodes count."""
+        newest = self._fences.newest()
+        return newest.memory_from if newest else 0
 
     def condemn(self, key: str, reason: str) -> None:
         """Mark a checkpoint that turned out to be damaged when it was loaded: nobody tries it again."""

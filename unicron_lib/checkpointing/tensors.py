@@ -32,33 +32,55 @@ LONGEST_HEADER = 100_000_000
 MAX_DIMENSIONS = 64
 
 
+def packed_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    """How much memory `pack_into` fills."""
+    begin, spans = _laid_out(tensors)
+    return begin + sum(last - first for first, last in spans.values())
+
+
 def pack(tensors: Mapping[str, torch.Tensor], into: bytearray | None = None) -> bytearray:
     """The tensors as they are now, wherever they are, as a safetensors file: the one copy of a snapshot.
 
     In the memory of `into`, if it has the right size: fresh memory costs several times as much as the copying.
     """
-    # the widest first: then each lies where its type may lie
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header: dict[str, Any] = {}
-    at = 0
-    for name, tensor in ordered:
-        span = [at, at + tensor.nbytes]
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
-        at += tensor.nbytes
-    told = json.dumps(header, separators=(",", ":")).encode()
-    told += b" " * (-len(told) % 8)
-    begin = 8 + len(told)
-    packed = into if into is not None and len(into) == begin + at else bytearray(begin + at)
-    packed[:begin] = len(told).to_bytes(8, "little") + told
-    memory = torch.frombuffer(packed, dtype=torch.uint8)
-    for name, tensor in ordered:
-        place = slice(*(begin + offset for offset in header[name]["data_offsets"]))
-        if tensor.numel():
-            memory[place].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+    size = packed_bytes(tensors)
+    packed = into if into is not None and len(into) == size else bytearray(size)
+    pack_into(tensors, memoryview(packed))
     return packed
 
 
-def unpack(data: bytearray, key: str) -> dict[str, torch.Tensor]:
+def pack_into(tensors: Mapping[str, torch.Tensor], packed: memoryview) -> None:
+    """Fill memory of the size that `packed_bytes` tells with the tensors as they are now, as a safetensors file."""
+    begin, spans = _laid_out(tensors)
+    packed[:begin] = _header_of(tensors, spans)
+    memory = torch.frombuffer(packed, dtype=torch.uint8)
+    for name, (first, last) in spans.items():
+        tensor = tensors[name]
+        if tensor.numel():
+            memory[begin + first : begin + last].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+
+
+def _laid_out(tensors: Mapping[str, torch.Tensor]) -> tuple[int, dict[str, tuple[int, int]]]:
+    """Where the tensors begin, and each one's place behind that: the widest first, then each lies where its type may lie."""
+    spans: dict[str, tuple[int, int]] = {}
+    at = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
+        spans[name] = (at, at + tensor.nbytes)
+        at += tensor.nbytes
+    return len(_header_of(tensors, spans)), spans
+
+
+def _header_of(tensors: Mapping[str, torch.Tensor], spans: Mapping[str, tuple[int, int]]) -> bytes:
+    header = {
+        name: {"dtype": NAMES[tensors[name].dtype], "shape": list(tensors[name].shape), "data_offsets": span}
+        for name, span in spans.items()
+    }
+    told = json.dumps(header, separators=(",", ":")).encode()
+    told += b" " * (-len(told) % 8)
+    return len(told).to_bytes(8, "little") + told
+
+
+def unpack(data: bytearray | memoryview, key: str) -> dict[str, torch.Tensor]:
     """The tensors of a safetensors file, as views of `data`; raises CheckpointError if it is none.
 
     `key` names it in errors. Names that are there twice, overlaps, gaps and other sizes are refused.
@@ -87,12 +109,12 @@ def _view(memory: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> t
     return (memory if is_aligned else memory.clone()).view(dtype).view(shape)
 
 
-def _header(data: bytearray, key: str) -> tuple[dict[str, Any], int]:
+def _header(data: bytearray | memoryview, key: str) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(LONGEST_HEADER, len(data) - 8):
         raise CheckpointError(f"shard {key} is no safetensors file: {len(data)} bytes with a header of {length}")
     try:
-        header = json.loads(data[8 : 8 + length], object_pairs_hook=_without_repetition)
+        header = json.loads(bytes(data[8 : 8 + length]), object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"shard {key} is no safetensors file: its header is no JSON") from error
     if not isinstance(header, dict):

@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from unicron_lib.cli.accounts import accounts
 from unicron_lib.cli.bench import group
 from unicron_lib.cli.characterize import characterize
 from unicron_lib.cli.checkpoints import checkpoints
@@ -11,12 +12,14 @@ from unicron_lib.cli.cluster import down, up
 from unicron_lib.cli.demo import demo
 from unicron_lib.cli.diagnose import diagnose
 from unicron_lib.cli.doctor import doctor
+from unicron_lib.cli.exchange import export, import_
 from unicron_lib.cli.inject import inject
 from unicron_lib.cli.jobs import cancel, submit
 from unicron_lib.cli.look import explain, incidents, jobs, status
 from unicron_lib.cli.nodes import nodes
 from unicron_lib.cli.paper import paper
 from unicron_lib.cli.plan import plan
+from unicron_lib.cli.save import checkpoint
 from unicron_lib.cli.simulate import simulate
 from unicron_lib.errors import InfeasibleError, UnicronError, UserError
 
@@ -29,10 +32,11 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (
-    *(demo, up, down, submit, cancel, status, nodes, jobs, incidents, explain),
-    *(checkpoints, plan, simulate, paper, inject, diagnose, characterize, doctor),
+    *(demo, up, down, submit, cancel, status, nodes, jobs, incidents, explain, accounts),
+    *(checkpoint, checkpoints, export, plan, simulate, paper, inject, diagnose, characterize, doctor),
 ):
     app.command()(command)
+app.command("import")(import_)
 app.add_typer(group, name="bench")
 
 

@@ -1,7 +1,7 @@
 """`unicron bench`: figures as ratios, measured side by side in one run."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,10 +42,16 @@ def planner(as_json: AsJson = False) -> None:
 def detection(
     rounds: Annotated[int, typer.Option(min=1, max=100, help="How often each fault is done.")] = 10, as_json: AsJson = False
 ) -> None:
-    """How soon each kind of failure is seen, on real processes, and a simulated day; exit code 1 if a bar is missed."""
-    from unicron_lib.cli.bench_tables import show_detection
+    """How soon each kind of failure is seen, on real processes, and simulated days; exit code 1 if a bar is missed.
 
-    latencies, verdicts = asyncio.run(_latencies(rounds)), _verdicts()
+    Takes about half a minute a round; leave the machine alone meanwhile.
+    """
+    from unicron_lib.cli.bench_tables import show_detection
+    from unicron_lib.cli.detection_figures import KINDS, TRIALS
+    from unicron_lib.cli.simulate import progress
+
+    with progress(rounds * KINDS + len(TRIALS), "measuring") as done:
+        latencies, verdicts = asyncio.run(_latencies(rounds, done)), _verdicts(done)
     ok = all(latency.ok for latency in latencies) and all(verdict.ok for verdict in verdicts.values())
     if as_json:
         figures = [_as_json(latency) | {"median": latency.median, "p95": latency.p95} for latency in latencies]
@@ -213,25 +219,26 @@ def _outages(faults: list[str], systems: list[str], repeat: int) -> "tuple[list[
         raise typer.Exit(130) from None
 
 
-async def _latencies(rounds: int) -> "list[Latency]":
-    from unicron_lib.cli.detection_figures import measure
+async def _latencies(rounds: int, done: Callable[[], None]) -> "list[Latency]":
+    from unicron_lib.cli.detection_figures import KINDS, Rounds, measure
     from unicron_lib.local.bench_cluster import bench_cluster
 
     found = []
     async with bench_cluster() as cluster:
-        async for latency in measure(cluster, rounds):
-            say(f"measured: {latency.what}")
+        async for latency in measure(cluster, Rounds(number=rounds, done=done)):
             found.append(latency)
+            say(f"measured {len(found)} of {KINDS}: {latency.what}, median {latency.median:.3g} {latency.unit}")
     return found
 
 
-def _verdicts() -> "dict[str, Verdict]":
+def _verdicts(done: Callable[[], None]) -> "dict[str, Verdict]":
     from unicron_lib.cli.detection_figures import TRIALS, try_detectors
 
     found = {}
     for name in TRIALS:
         found[name] = try_detectors(name)
         say(f"simulated: 24 hours of {name}")
+        done()
     return found
 
 

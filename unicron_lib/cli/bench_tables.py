@@ -9,7 +9,7 @@ from unicron_lib.cli.diagnosis_figures import BAR_MEMORY_MB, Reading
 from unicron_lib.cli.options import console
 from unicron_lib.cli.overhead_figures import Overhead, Spread
 from unicron_lib.cli.planner_figures import Figure
-from unicron_lib.detection.trial import Promptness, Verdict
+from unicron_lib.detection.trial import Verdict
 
 
 def show_planner(figures: Sequence[Figure]) -> None:
@@ -50,12 +50,14 @@ def _show_trials(verdicts: Mapping[str, Verdict]) -> None:
     for name, it in verdicts.items():
         found = (f"{it.hangs_found} of {it.hangs}", f"{it.stragglers_found} of {it.stragglers}", str(it.false_alarms))
         rates = (f"{it.precision:.1%}", f"{it.recall:.1%}", f"{it.latest_hang:.1f} x D_iter", f"{it.hang_bar:.1f} x")
-        table.add_row(it.promptness if it.ok else _verdict(ok=False), name, f"{it.hours:.1f}", *found, *rates)
+        table.add_row(_verdict(ok=it.ok), name, f"{it.hours:.1f}", *found, *rates)
+        spinning = f"{it.spinning_found} of {it.spinning}", "", "", "", "", f"{it.latest_spinning:.1f} x D_iter", ""
+        table.add_row("", "  of these, spinning", "", *spinning)
     console().print(table)
-    if any(it.promptness is Promptness.BY_DESIGN for it in verdicts.values()):
-        console().print(
-            "by design: all found, but later than the bar, as iterations scatter there and may be long by themselves"
-        )
+    console().print(
+        "A rank that stands still is told from one in a long iteration: it uses no processor. One that spins is not, and is "
+        "waited for as long as iterations may take by their scatter; the bar is for those that stand still."
+    )
 
 
 def show_overhead(found: Overhead) -> None:

@@ -12,7 +12,7 @@ from unicron_lib.cli.options import console, say
 from unicron_lib.errors import StoreError
 
 if TYPE_CHECKING:
-    from unicron_lib.training.checkpoint_trial import Cost
+    from unicron_lib.training.trial_cost import Cost
 
 BUCKET = "unicron-bench"
 NEEDED = 8

@@ -34,7 +34,7 @@ def checkpoints(
 
     if job and not NAME.fullmatch(job):
         raise UserError(f"{job[:80]!r} is no job's name")
-    opened = open_store(store or _store_url())
+    opened = open_store(store or store_url())
     check_store(opened)
     rows = [row for name in ([job] if job else jobs_of(opened)) for row in _rows(opened, name, verify=verify)]
     if job and not rows:
@@ -45,7 +45,8 @@ def checkpoints(
     raise typer.Exit(1 if any(row["verified"] is False for row in rows) else 0)
 
 
-def _store_url() -> str:
+def store_url() -> str:
+    """Of the store that the environment or the cluster names."""
     from unicron_lib.cli.target import find_target
 
     return os.environ.get("UNICRON_STORE_URL") or find_target().store_url

@@ -5,7 +5,7 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from subprocess import Popen
 from types import MappingProxyType
@@ -36,6 +36,7 @@ TRIALS: Mapping[str, Scenario] = MappingProxyType(
         "1 s, quiet": Scenario(),
         "1 s, sequence lengths of x0.5 to x2": Scenario(sigma=0.1, lengths=(0.5, 1.0, 2.0), seed=1),
         "1 s, very uneven": Scenario(sigma=0.3, seed=2),
+        "1 s, sequence lengths of x0.25 to x2": Scenario(sigma=0.1, lengths=(0.25, 0.5, 1.0, 2.0), seed=4),
         "20 s, sequence lengths of x0.5 to x2": Scenario(iteration_s=20.0, sigma=0.1, lengths=(0.5, 1.0, 2.0), seed=3),
     }
 )
@@ -71,6 +72,19 @@ class Latency:
         return self.bar is None or self.p95 <= self.bar
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """Each fault is done `number` times; `done` is told after each time."""
+
+    number: int
+    done: Callable[[], None] = lambda: None
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(1, self.number + 1):
+            yield number
+            self.done()
+
+
 def percentile(samples: Sequence[float], share: float) -> float:
     """The smallest of `samples` that `share` of them do not exceed."""
     ordered = sorted(samples)
@@ -82,21 +96,21 @@ def try_detectors(name: str) -> Verdict:
     return try_detection(TRIALS[name])
 
 
-async def measure(cluster: BenchCluster, rounds: int) -> AsyncIterator[Latency]:
-    """All kinds of faults, `rounds` times each."""
+async def measure(cluster: BenchCluster, rounds: Rounds) -> AsyncIterator[Latency]:
+    """All kinds of faults, `KINDS` of them."""
     await cluster.add_nodes("ranks", num_gpus=4)
     for job, experiment in EXPERIMENTS.items():
         yield await experiment(cluster, job, rounds)
-    for how in (_killed, _stopped, _partitioned):
+    for how in CUTS:
         yield await _node_lost(cluster, rounds, how)
-    await cluster.add_nodes("gpus", num_gpus=2 * rounds)
+    await cluster.add_nodes("gpus", num_gpus=2 * rounds.number)
     yield await _xid(cluster, rounds)
     yield await _gpu_lost(cluster, rounds)
 
 
-async def _process_exit(cluster: BenchCluster, job: str, rounds: int) -> Latency:
+async def _process_exit(cluster: BenchCluster, job: str, rounds: Rounds) -> Latency:
     samples = []
-    for generation in range(1, rounds + 1):
+    for generation in rounds:
         (pid,) = await _stepping(cluster, job, generation, iterations=1)
         began = time.monotonic()
         os.kill(pid, signal.SIGKILL)
@@ -105,9 +119,9 @@ async def _process_exit(cluster: BenchCluster, job: str, rounds: int) -> Latency
     return Latency(what="process exit (SIGKILL of a rank)", samples=tuple(samples), bar=0.1, paper=1.8)
 
 
-async def _exception(cluster: BenchCluster, job: str, rounds: int) -> Latency:
+async def _exception(cluster: BenchCluster, job: str, rounds: Rounds) -> Latency:
     samples = []
-    for generation in range(1, rounds + 1):
+    for generation in rounds:
         await _stepping(cluster, job, generation, iterations=1)
         await cluster.command("ranks", InjectFault(step=f"{job}/{generation}", fault="exception", job=job))
         seen = await cluster.observed(_of(RankFailed, job, generation), "an exception")
@@ -116,9 +130,9 @@ async def _exception(cluster: BenchCluster, job: str, rounds: int) -> Latency:
     return Latency(what="exception in a rank", samples=tuple(samples), bar=0.1, paper=0.3)
 
 
-async def _hang(cluster: BenchCluster, job: str, rounds: int) -> Latency:
+async def _hang(cluster: BenchCluster, job: str, rounds: Rounds) -> Latency:
     samples, iterations = [], []
-    for generation in range(1, rounds + 1):
+    for generation in rounds:
         (pid,) = await _stepping(cluster, job, generation, iterations=WARM)
         progress = await cluster.client.job_progress(job)
         assert progress is not None
@@ -134,10 +148,10 @@ async def _hang(cluster: BenchCluster, job: str, rounds: int) -> Latency:
     return Latency(what=what, samples=tuple(samples), bar=limit_s + 0.5, paper=limit_s)
 
 
-async def _straggler(cluster: BenchCluster, job: str, rounds: int) -> Latency:
+async def _straggler(cluster: BenchCluster, job: str, rounds: Rounds) -> Latency:
     """One of four ranks takes half as long again for its own part; judged as the train run does."""
     samples = []
-    for generation in range(1, rounds + 1):
+    for generation in rounds:
         await _stepping(cluster, job, generation, iterations=WARM_WINDOWS * WINDOW, ranks=4)
         began = grid_iteration(ITERATION_S)
         slow = InjectFault(step=f"{job}/{generation}", fault="slow", job=job, rank=1, amount=SLOW)
@@ -183,12 +197,17 @@ async def _partitioned(cluster: BenchCluster, node: str, _agent: Popen[bytes]) -
     await cluster.command(node, InjectFault(step=f"cut/{node}", fault="partition", amount=BLACKOUT_S))
 
 
-async def _node_lost(cluster: BenchCluster, rounds: int, cut: Cut) -> Latency:
+CUTS: tuple[Cut, ...] = (_killed, _stopped, _partitioned)
+KINDS = len(EXPERIMENTS) + len(CUTS) + 2
+"""Kinds of faults that are measured: with the ranks of a job, at a node, and at a GPU."""
+
+
+async def _node_lost(cluster: BenchCluster, rounds: Rounds, cut: Cut) -> Latency:
     """One node after the other: if many were lost at once, the controller would take it for its own blindness."""
-    names = [f"{cut.__name__.strip('_')}-{number}" for number in range(rounds)]
+    names = [f"{cut.__name__.strip('_')}-{number}" for number in range(rounds.number)]
     agents = await cluster.add_nodes(*names)
     samples = []
-    for node, agent in agents.items():
+    for _, (node, agent) in zip(rounds, agents.items(), strict=False):
         began = time.monotonic()
         await cut(cluster, node, agent)
         seen = await cluster.observed(
@@ -201,9 +220,9 @@ async def _node_lost(cluster: BenchCluster, rounds: int, cut: Cut) -> Latency:
     return Latency(what=what, samples=tuple(samples), bar=5.6, paper=5.6)
 
 
-async def _xid(cluster: BenchCluster, rounds: int) -> Latency:
+async def _xid(cluster: BenchCluster, rounds: Rounds) -> Latency:
     samples = []
-    for gpu in range(rounds):
+    for gpu, _ in enumerate(rounds):
         began = time.monotonic()
         with cluster.kernel_log.open("a") as log:
             log.write(f"{xid_line(f'0000:{gpu + 1:02x}:00', 79)}\n")
@@ -212,14 +231,14 @@ async def _xid(cluster: BenchCluster, rounds: int) -> Latency:
     return Latency(what="Xid 79 in the kernel log", samples=tuple(samples))
 
 
-async def _gpu_lost(cluster: BenchCluster, rounds: int) -> Latency:
+async def _gpu_lost(cluster: BenchCluster, rounds: Rounds) -> Latency:
     began = {}
-    for gpu in range(rounds, 2 * rounds):
+    for gpu in range(rounds.number, 2 * rounds.number):
         began[gpu] = time.monotonic()
         await cluster.command("gpus", InjectFault(step=f"gpu/{gpu}", fault="gpu-lost", gpu=gpu))
-        await asyncio.sleep(LOOK_S / rounds)
+        await asyncio.sleep(LOOK_S / rounds.number)
     samples = []
-    for gpu, at in began.items():
+    for _, (gpu, at) in zip(rounds, began.items(), strict=False):
         seen = await cluster.observed(
             lambda it, gpu=gpu: isinstance(it.body, GpuFault) and it.body.kind == "gpu_lost" and it.body.gpu == gpu,  # type: ignore[misc]
             f"the loss of GPU {gpu}",

@@ -25,8 +25,8 @@ def inject(
     kind: Annotated[
         str,
         typer.Argument(
-            help="To a rank: crash, oom, exit, hang, slow, exception, nan, spike. "
-            "To a GPU: ecc, xid, nvlink, row-remap, gpu-lost. To a node: link-flap, node-loss, partition. "
+            help="To a rank: crash, oom, exit, hang, slow, exception, nan, spike, corrupt. "
+            "To a GPU: ecc, xid, nvlink, row-remap, gpu-lost. To a node: link-flap, probe-hang, node-loss, partition. "
             "To the object store: store-down."
         ),
     ],
@@ -35,7 +35,8 @@ def inject(
         float | None,
         typer.Option(
             help="exit: its code (1); slow: how many times as long (2); xid: its number (79); "
-            f"spike: iterations of a wrong gradient ({SPIKE_ITERATIONS:g}); partition, store-down: seconds (30, 10).",
+            f"spike: iterations of a wrong gradient ({SPIKE_ITERATIONS:g}); "
+            "probe-hang, partition, store-down: seconds (60, 30, 10).",
             show_default=False,
         ),
     ] = None,

@@ -37,13 +37,13 @@ def jobs(as_json: AsJson = False) -> None:
     """The jobs, where they run and how far they are."""
     target = find_target()
     rows = job_rows(read_state(target), _live(target))
-    print_json({"jobs": rows}) if as_json else print_tables(_table("jobs", rows))
+    print_json({"jobs": rows}) if as_json else print_tables(table_of("jobs", rows))
 
 
 def incidents(as_json: AsJson = False) -> None:
     """All incidents, the newest last."""
     rows = incident_rows(read_state(find_target()))
-    print_json({"incidents": rows}) if as_json else print_tables(_table("incidents", rows))
+    print_json({"incidents": rows}) if as_json else print_tables(table_of("incidents", rows))
 
 
 def explain(
@@ -171,9 +171,9 @@ def _incident_row(state: "ClusterState", incident: "Incident") -> dict[str, Any]
 def _screen(target: Target) -> "list[Table | str]":
     state = read_state(target)
     unfinished = [row for row in incident_rows(state) if row["status"] in {"open", "planned"}]
-    parts: list[Table | str] = [nodes_table(state), _table("jobs", job_rows(state, _live(target)))]
+    parts: list[Table | str] = [nodes_table(state), table_of("jobs", job_rows(state, _live(target)))]
     if unfinished:
-        parts.append(_table("open incidents", unfinished))
+        parts.append(table_of("open incidents", unfinished))
     return [breaker_banner(state.breaker_since, state.breaker_reason), *parts] if state.breaker_since is not None else parts
 
 
@@ -190,10 +190,10 @@ def breaker_banner(since: float, reason: str) -> str:
 
 def nodes_table(state: "ClusterState") -> "Table":
     """The nodes; why, where one is not ready."""
-    return _table("nodes", node_rows(state), hidden=frozenset())
+    return table_of("nodes", node_rows(state), hidden=frozenset())
 
 
-def _table(title: str, rows: list[dict[str, Any]], *, hidden: frozenset[str] = frozenset({"reason"})) -> "Table":
+def table_of(title: str, rows: list[dict[str, Any]], *, hidden: frozenset[str] = frozenset({"reason"})) -> "Table":
     """A table of `rows` without columns that are empty in all of them, nor reasons: `explain` tells those."""
     from rich.table import Table
 

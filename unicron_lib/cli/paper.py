@@ -49,7 +49,7 @@ def paper(folder: Folder = Path("results"), seeds: Seeds = 20, trace: TraceFile 
 
 
 def _tables(folder: Path, seeds: int, own: "list[Scene]") -> "Iterator[Table]":
-    from unicron_lib.simulation import paper_facts, paper_runs
+    from unicron_lib.simulation import acme_table, paper_facts, paper_runs
     from unicron_lib.simulation.scenes import ABLATIONS, Asked, build
 
     yield paper_facts.figure_1()
@@ -65,7 +65,7 @@ def _tables(folder: Path, seeds: int, own: "list[Scene]") -> "Iterator[Table]":
     yield _with_bar("ablations", 2 * few * (len(ABLATIONS) + 1), lambda done: paper_runs.worths(few, done))
     yield paper_facts.rsc()
     yield paper_facts.oobleck()
-    yield paper_facts.acme()
+    yield acme_table.acme()
     yield _with_bar("up to 100,000 GPUs", len(paper_runs.FLEET_GPUS) * 7, paper_runs.sizes)
 
 

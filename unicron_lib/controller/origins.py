@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from unicron_lib.agent.rank_messages import Progress
+from unicron_lib.agent.rank_messages import SLOT, Progress
 from unicron_lib.domain.events import Scalar
 
 OWN_MEMORY, ANOTHER = "own memory", "rank "
@@ -21,8 +21,8 @@ class Origin:
 
     @property
     def is_memory(self) -> bool:
-        """Whether its state was in the memory of a rank, and not in the store."""
-        return self.source == OWN_MEMORY or self.source.startswith(ANOTHER)
+        """Whether its state was in the memory of a rank or a node, and not in the store."""
+        return self.source == OWN_MEMORY or self.source.startswith((ANOTHER, SLOT))
 
 
 def origin_of(progress: Progress) -> Origin:
@@ -39,8 +39,10 @@ def origin_of(progress: Progress) -> Origin:
 def told(origins: Mapping[int, Origin]) -> str:
     """In plain words, for people; empty if the ranks tell nothing of it."""
     own = sum(origin.source == OWN_MEMORY for origin in origins.values())
-    parts = [f"own memory of {own} {'rank' if own == 1 else 'ranks'}"] if own else []
+    parts = [f"own memory of {_ranks(own)}"] if own else []
     parts += [_copied(rank, origin) for rank, origin in sorted(origins.items()) if origin.source.startswith(ANOTHER)]
+    slots = [origin.source for origin in origins.values() if origin.source.startswith(SLOT)]
+    parts += [f"{slot} for {_ranks(slots.count(slot))}" for slot in sorted(set(slots))]
     stored = sorted({origin.source for origin in origins.values() if origin.source and not origin.is_memory})
     parts += [f"the checkpoint {key}" for key in stored]
     kept = sum(origin.kept_micro_batches for origin in origins.values())
@@ -52,7 +54,8 @@ def told(origins: Mapping[int, Origin]) -> str:
 def origin_told(origins: Mapping[int, Origin], *, held: Scalar, stored: Scalar) -> dict[str, Scalar]:
     """What the ranks tell of their origins, and after which iteration they went on; nothing if they tell nothing.
 
-    `held` is the iteration that was in the memory of ranks that lived on, `stored` that of the checkpoint to fall back on.
+    `held` is the iteration that was in the memory of ranks that lived on, or of nodes, `stored` that of the checkpoint to fall
+    back on.
     """
     if not any(origin.source for origin in origins.values()):
         return {}
@@ -68,6 +71,10 @@ def origin_told(origins: Mapping[int, Origin], *, held: Scalar, stored: Scalar) 
 
 def _copied(rank: int, origin: Origin) -> str:
     return f"rank {rank} copied {_size(origin.copied_bytes)} from {origin.source} in {origin.copy_s:.2f} s"
+
+
+def _ranks(number: int) -> str:
+    return "1 rank" if number == 1 else f"{number} ranks"
 
 
 def _size(num_bytes: int) -> str:

@@ -25,7 +25,8 @@ class Health:
 class NodeView:
     """A node as the controller sees it now; `verdict` is alive, suspect or lost.
 
-    One that comes and goes gets no ranks before `snoozed_until` (epoch seconds; 0: it may have them now).
+    One that comes and goes gets no ranks before `snoozed_until` (epoch seconds; 0: it may have them now). At `memory_port` it
+    takes and gives states (0: it does not).
     """
 
     node: str
@@ -38,6 +39,7 @@ class NodeView:
     silent_s: float
     ranks: tuple[RankInfo, ...] = ()
     snoozed_until: float = 0.0
+    memory_port: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,6 +99,7 @@ def view(controller: Controller, record: NodeRecord) -> NodeView:
         reason=reason,
         silent_s=max(0.0, now - record.heard_at),
         ranks=record.ranks,
+        memory_port=record.hello.memory_port,
         snoozed_until=0.0 if record.settles_at is None else time.time() + record.settles_at - now,
     )
 

@@ -19,7 +19,8 @@ def classify(observation: Observation) -> Failure | None:
             return _of_exit(observation, body)
         case RankFailed() as body:
             kind = kind_of_exception(body.error_type, body.message, cause=body.cause, context=body.context)
-            return _of_rank(observation, body, kind, DetectionMethod.EXCEPTION, _exception_text(body))
+            failure = _of_rank(observation, body, kind, DetectionMethod.EXCEPTION, _exception_text(body))
+            return _in_doubt(failure, body) if body.spoiled else failure
         case NodeUnreachable() as body:
             return _of_node(observation, ErrorKind.NODE_LOST, f"{body.reason}, silent for {body.silent_s:.1f} s")
         case GpuFault() as body:
@@ -72,12 +73,18 @@ def _of_rank(
     )
 
 
+def _in_doubt(failure: Failure, body: RankFailed) -> Failure:
+    """The rank has reached its last iteration only with results that cannot be trusted."""
+    assert body.spoiled is not None
+    return replace(failure, iteration=body.spoiled[0] - 1, spoiled=body.spoiled, verdict=body.verdict)
+
+
 def _stall_text(body: RankStalled) -> str:
     waits = "waits for others in a collective" if body.section == COLLECTIVE else f"has not left the section {body.section}"
     usual = f"; it usually takes {body.usual_s:.2f} s" if body.usual_s else ""
-    return (
-        f"after iteration {body.iteration} the rank {waits} for {body.silent_s:.1f} s, allowed are {body.limit_s:.1f} s{usual}"
-    )
+    still = f"; its process does nothing, for {body.still_s:.1f} s now" if body.still_s else ""
+    silent = f"for {body.silent_s:.1f} s, allowed are {body.limit_s:.1f} s"
+    return f"after iteration {body.iteration} the rank {waits} {silent}{usual}{still}"
 
 
 def _of_exit(observation: Observation, body: RankExited) -> Failure:

@@ -58,6 +58,8 @@ _KINDS_OF_TYPES: dict[ErrorKind, tuple[str, ...]] = {
     ErrorKind.DATALOADER_ERROR: ("DataError", "DataLoaderError"),
     ErrorKind.OUT_OF_MEMORY: ("MemoryError", "bad_alloc"),
     ErrorKind.LOSS_ANOMALY: ("FloatingPointError",),
+    ErrorKind.CUDA_ERROR: ("WrongResult", "ResultsDiffer"),
+    ErrorKind.NCCL_REMOTE_ERROR: ("PeerComputesWrongly",),
     ErrorKind.CONNECTION_REFUSED: ("ConnectionRefusedError",),
     ErrorKind.CONNECTION_RESET: ("ConnectionResetError", "BrokenPipeError", "ConnectionAbortedError"),
 }

@@ -1,7 +1,9 @@
 """Has a rank stopped? The time since its last sign of life against a robust baseline of its own pace. Pure.
 
-Only the rank's own marks count: whether its GPU is busy, or can be asked at all, is no evidence. A baseline belongs to one
-rank of one generation, so that every transition makes it be learned anew.
+There are two limits. What scatters may be silent for as long as a long iteration takes; but a rank of which it is known that
+it has done nothing for a whole iteration is in no long one, and then three times the mean is enough. That a GPU is idle, or
+cannot be asked, is never held against a rank; that it works speaks for it. A baseline belongs to one rank of one generation,
+so that every transition makes it be learned anew.
 """
 
 from bisect import bisect_left, insort
@@ -19,6 +21,10 @@ KEPT = 512
 FLOOR_S = 0.3
 """Shorter silences are told of nobody: schedulers, garbage collectors and the watcher itself take their time."""
 QUARTILES_TO_SIGMA = 1.349
+STILL_SHARE = 0.9
+"""Of the hang factor, for who does nothing: a baseline knows the mean only about, and three times the true one is the limit."""
+STILL_S = 0.2
+"""Who has done nothing for a shorter time may just have waited for a lock, a file or a processor."""
 SIGMAS = 8.0
 """Many, since an iteration lasts as long as its slowest rank needs, and that scatters less than what each of them needs."""
 
@@ -42,13 +48,17 @@ class Beat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled:
-    """A rank is silent for longer than it may be; `usual_s` is its usual iteration, 0 if that is not known."""
+    """A rank is silent for longer than it may be; `usual_s` is its usual iteration, 0 if that is not known.
+
+    `still_s` is for how long it is known to have done nothing, 0 if that is not known, or it works.
+    """
 
     iteration: int
     section: Section
     silent_s: float
     limit_s: float
     usual_s: float
+    still_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +75,7 @@ class Baseline:
     def __init__(self) -> None:
         self._newest: deque[float] = deque()
         self._sorted: list[float] = []
+        self._sum_s = 0.0
 
     def __len__(self) -> int:
         return len(self._sorted)
@@ -73,9 +84,17 @@ class Baseline:
         """Take in a duration; the oldest of more than `KEPT` is forgotten."""
         value = log(duration_s)
         self._newest.append(value)
+        self._sum_s += duration_s
         insort(self._sorted, value)
         if len(self._newest) > KEPT:
-            del self._sorted[bisect_left(self._sorted, self._newest.popleft())]
+            oldest = self._newest.popleft()
+            self._sum_s -= exp(oldest)
+            del self._sorted[bisect_left(self._sorted, oldest)]
+
+    @property
+    def mean_s(self) -> float:
+        """The mean duration."""
+        return self._sum_s / len(self._sorted)
 
     @property
     def median_s(self) -> float:
@@ -104,26 +123,46 @@ class Pace:
         self._limits = limits
         self._baseline = Baseline()
         self._limit_s = 0.0
+        self._mean_s = 0.0
         self._iteration: int | None = None
         self._outliers: list[float] = []
+        self._in_a_row = 0
         self._not_before = 0.0
         self._told: Beat | None = None
 
-    def look(self, beat: Beat, now: float) -> Stalled | Resumed | None:
-        """What is new at `now` (monotonic): each stall is told once, and its end if there is one."""
+    def look(self, beat: Beat, now: float, *, still_s: float = 0.0) -> Stalled | Resumed | None:
+        """What is new at `now` (monotonic): each stall is told once, and its end if there is one.
+
+        The rank, and all that it may wait for, is known to have done nothing for `still_s`.
+        """
         if self._told and beat.marks != self._told.marks:
             resumed = Resumed(iteration=beat.iteration, silent_s=max(0.0, beat.at - self._told.at))
             self._told = None
             return resumed
         self._learn(beat)
-        silent_s = now - max(beat.at, self._not_before)
+        silent_s = self._silent_s(beat, now)
         if self._told or silent_s <= FLOOR_S:
             return None
         limit_s = self.limit_s(beat.section, beat.pause)
+        early_s = self._early_s(beat) if still_s >= max(STILL_S, self._mean_s) else None
+        if early_s is not None and limit_s is not None:
+            limit_s = min(limit_s, early_s)
         if limit_s is None or silent_s <= limit_s:
             return None
         self._told = beat
-        return Stalled(iteration=beat.iteration, section=beat.section, silent_s=silent_s, limit_s=limit_s, usual_s=self.usual_s)
+        return Stalled(
+            iteration=beat.iteration,
+            section=beat.section,
+            silent_s=silent_s,
+            limit_s=limit_s,
+            usual_s=self.usual_s,
+            still_s=still_s,
+        )
+
+    def is_doubtful(self, beat: Beat, now: float) -> bool:
+        """Whether it begins to matter if the rank does anything: half of the limit of who does nothing has passed."""
+        early_s = self._early_s(beat)
+        return early_s is not None and self._silent_s(beat, now) > early_s / 2
 
     def restart_clock(self, now: float) -> None:
         """Nobody has looked for a while: silence counts from `now` on."""
@@ -145,6 +184,16 @@ class Pace:
             return max(self._paced_s, self._limits.fixed_s[pause])
         return self._paced_s
 
+    def _silent_s(self, beat: Beat, now: float) -> float:
+        return now - max(beat.at, self._not_before)
+
+    def _early_s(self, beat: Beat) -> float | None:
+        """How long a rank that does nothing may be silent; None: as long as any. After a pause others may still be in it."""
+        waits_for_pause = beat.section is Section.COLLECTIVE and beat.pause is not None
+        if beat.section not in PACED or waits_for_pause or self._limits.step_s is not None or not self._is_warm:
+            return None
+        return max(FLOOR_S, STILL_SHARE * self._limits.hang_factor * self._mean_s)
+
     @property
     def _paced_s(self) -> float:
         own_s = self._limits.step_s
@@ -157,20 +206,23 @@ class Pace:
         return len(self._baseline) >= WARM_UP
 
     def _learn(self, beat: Beat) -> None:
-        """Take in a complete iteration. The first one is special, and one beyond the limit is not normal."""
+        """Take in a complete iteration. The first one is special; one beyond the limit is not normal, unless there are more."""
         if beat.iteration == self._iteration or not beat.iteration_s > 0.0:
             return
         is_first, self._iteration = self._iteration is None, beat.iteration
         if is_first:
             return
+        learned = [beat.iteration_s]
         if self._is_warm and beat.iteration_s > self._limit_s:
             self._outliers.append(beat.iteration_s)
+            self._in_a_row += 1
             if len(self._outliers) < WARM_UP:
                 return
-            learned, self._baseline = self._outliers, Baseline()  # that many in a row are the new pace
-        else:
-            learned = [beat.iteration_s]
-        self._outliers = []
+            if self._in_a_row >= WARM_UP:
+                self._baseline = Baseline()  # they are the new pace
+            learned, self._outliers = self._outliers, []
+        self._in_a_row = 0
         for duration_s in learned:
             self._baseline.add(duration_s)
+        self._mean_s = self._baseline.mean_s
         self._limit_s = self._baseline.limit_s(self._limits.hang_factor, self._limits.most_s)

@@ -46,7 +46,7 @@ _TABLE: tuple[tuple[ErrorKind, tuple[str, ...]], ...] = (
     ),
     (
         ErrorKind.ILLEGAL_MEMORY_ACCESS,
-        (_cuda(r"illegal memory access", r"misaligned address", r"illegal instruction", r"invalid program counter"),),
+        (_cuda(r"illegal memory access", r"misaligned address", r"invalid address space"),),
     ),
     (
         ErrorKind.OUT_OF_MEMORY,
@@ -59,7 +59,14 @@ _TABLE: tuple[tuple[ErrorKind, tuple[str, ...]], ...] = (
             r"unable to (?:mmap|allocate)[^\n]{0,200}(?:Cannot allocate memory|shared memory)",
         ),
     ),
-    (ErrorKind.DATALOADER_ERROR, (r"DataLoader worker \(pid\(?s?\)?[^)\n]{0,200}\)",)),
+    (
+        ErrorKind.DATALOADER_ERROR,
+        (
+            r"DataLoader worker \(pid\(?s?\)?[^)\n]{0,200}\)|DataLoader timed out after|Pin memory thread exited",
+            r"Too many open files\. Communication with the workers|received \d{1,4} items of ancdata",
+            r"unable to (?:write to|open) (?:file|shared memory object) </?torch_",
+        ),
+    ),
     (
         ErrorKind.LINK_FLAPPING,
         (r"NET/IB\b[^\n]{0,120}(?:port (?:error|down)|link (?:down|flap))", r"NIC \S+ (?:is down|link down)|link flap"),

@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from unicron_lib.diagnosis.node_check import CheckVerdict, Finding
+from unicron_lib.domain.checked import NodesChecked
 from unicron_lib.domain.cluster import ClusterState, Node, NodeStatus
 from unicron_lib.domain.events import FailureDetected, NodeNoted, NodeReleased
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 from unicron_lib.errors import UserError
 
-Consequence = FailureDetected | NodeReleased | NodeNoted
-SLOW = "slow_in_check"
+Consequence = FailureDetected | NodeReleased | NodeNoted | NodesChecked
+SLOW, SUSPECTED = "slow_in_check", "suspect_in_check"
 CHECKABLE = frozenset({NodeStatus.READY, NodeStatus.SNOOZED, NodeStatus.QUARANTINED})
 _KIND_OF_TEST: Mapping[str, ErrorKind] = {"memory": ErrorKind.ECC_ERROR, "matmul": ErrorKind.CUDA_ERROR}
 
@@ -41,15 +42,19 @@ def _objection(state: ClusterState, node: Node) -> str:
 def consequences(
     state: ClusterState, findings: Iterable[Finding], *, check: str, nodes: Mapping[str, Node], at: float
 ) -> Iterator[Consequence]:
-    """What to journal: the faulty have failed, the good ones are taken out of quarantine, the slow ones are noted.
+    """What to journal: the faulty have failed, the good have passed and leave quarantine, the slow and suspected are noted.
 
     `nodes` are as they were when the check began: of one that has changed since (another life of its agent, isolated for
     something new) nothing is said.
     """
+    passed: dict[str, str] = {}
     for finding in findings:
         before, node = nodes[finding.node], state.nodes.get(finding.node)
         if node is not None and (node.boot, node.status, node.since) == (before.boot, before.status, before.since):
             yield from _of_node(finding, node, check, at)
+            passed |= {node.id: node.boot} if finding.verdict is CheckVerdict.GOOD else {}
+    if passed:
+        yield NodesChecked(id=f"{check}/passed", at=at, passed=passed)
 
 
 def _of_node(finding: Finding, node: Node, check: str, at: float) -> Iterator[Consequence]:
@@ -58,14 +63,16 @@ def _of_node(finding: Finding, node: Node, check: str, at: float) -> Iterator[Co
         case CheckVerdict.FAULTY:
             yield FailureDetected(id=told, at=at, failure=_failure(finding, node, told, at))
         case CheckVerdict.STRAGGLER:
-            yield _note(node, told, at, text=f"slow in a node check: {finding.reason}")
+            yield _note(node, SLOW, told, at, text=f"slow in a node check: {finding.reason}")
         case CheckVerdict.GOOD:
-            if SLOW in node.notes:
-                yield _note(node, f"{told}/note", at, text="")
+            yield from (_note(node, code, f"{told}/{code}", at, text="") for code in (SLOW, SUSPECTED) if code in node.notes)
             if node.status is NodeStatus.QUARANTINED and not node.is_isolated_by_hand:
                 yield NodeReleased(id=told, at=at, node=node.id, reason=f"a node check cleared it: {finding.reason}")
         case CheckVerdict.UNDETERMINED:
-            pass
+            if finding.suspected:
+                yield _note(
+                    node, SUSPECTED, told, at, text=f"a node check could neither clear nor convict it: {finding.reason}"
+                )
 
 
 def _failure(finding: Finding, node: Node, told: str, at: float) -> Failure:
@@ -81,5 +88,5 @@ def _failure(finding: Finding, node: Node, told: str, at: float) -> Failure:
     )
 
 
-def _note(node: Node, told: str, at: float, *, text: str) -> NodeNoted:
-    return NodeNoted(id=told, at=at, node=node.id, boot=node.boot, code=SLOW, text=text, active=bool(text))
+def _note(node: Node, code: str, told: str, at: float, *, text: str) -> NodeNoted:
+    return NodeNoted(id=told, at=at, node=node.id, boot=node.boot, code=code, text=text, active=bool(text))

@@ -1,6 +1,6 @@
 """Which of the things that logs tell of is the cause of the others. Pure; it observes and decides nothing."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,8 @@ GOES_ON_S = 120.0
 """The same in seconds, where another log tells of the iterations."""
 LONG_PAST_S = 1800.0
 """Seconds after which what broke has nothing to do any more with how the job ended: NCCL has given up by then."""
+STAYED_S = 600.0
+"""Seconds after a notice to leave by which whoever it was for is gone."""
 NUM_EVIDENCE, NUM_CASCADES = 4, 20
 
 _CONFIDENCE = {HARDWARE: 0.95, CAUSE: 0.9, VAGUE: 0.7, LINK: 0.75, ECHO: 0.6, STUCK: 0.55}
@@ -50,9 +52,9 @@ def judged(heard: Heard) -> Diagnosis:
     lasting = _without_idle_links([it for it in heard.sightings if not _passed(it, heard)], heard)
     ends = [it for it in lasting if it.rule.kind in _ENDED]
     if roots := without_echoes(_roots(lasting), ends):
-        return _fault(_without_the_past(roots, heard), lasting)
+        return _fault(_without_the_past(roots, heard), lasting, heard)
     if any(it.rule.name not in HINTS for it in ends) and (roots := without_echoes(_roots(heard.sightings), ends)):
-        found = _fault(roots, heard.sightings)
+        found = _fault(roots, heard.sightings, heard)
         doubt = "; iterations were told of after it, perhaps late, and nothing else explains the end"
         return replace(found, confidence=found.confidence * _LATE, reason=found.reason + doubt)
     return _unknown(ends) if ends else _healthy(heard)
@@ -69,7 +71,7 @@ def _passed(sighting: Sighting, heard: Heard) -> bool:
     if sighting.weight == HARDWARE:
         return False
     if kind is ErrorKind.PREEMPTED:
-        return after >= (GOES_ON_WARNED if sighting.weight == CAUSE else GOES_ON_TOLD)
+        return after >= (GOES_ON_WARNED if sighting.weight == CAUSE else GOES_ON_TOLD) or _is_stayed(sighting, heard)
     if heard.healed.get((sighting.rule.name, file), -1) > sighting.order:
         return True
     if sighting.weight >= ECHO and kind not in _ENDED and heard.done.get(file, sighting.order) < sighting.order:
@@ -79,7 +81,7 @@ def _passed(sighting: Sighting, heard: Heard) -> bool:
         return end is not None and end.progress - sighting.progress >= GOES_ON
     return (
         after >= GOES_ON
-        or heard.done.get(file, -1) > sighting.order
+        or (heard.done.get(file, -1) > sighting.order and not _is_all_that_follows(sighting, heard))
         or _is_cured(sighting, heard)
         or _is_outlived(sighting, heard)
     )
@@ -88,6 +90,21 @@ def _passed(sighting: Sighting, heard: Heard) -> bool:
 def _next_end(sighting: Sighting, heard: Heard) -> Sighting | None:
     ends = (it for it in heard.sightings if it.rule.kind is ErrorKind.PROCESS_EXIT and it.line.file == sighting.line.file)
     return next((it for it in ends if it.order > sighting.order), None)
+
+
+def _is_stayed(sighting: Sighting, heard: Heard) -> bool:
+    """Whether a notice was about others: the logs of the ranks tell of iterations long after it."""
+    at, last = sighting.line.at, heard.progress_at
+    return at is not None and last is not None and last - at > STAYED_S
+
+
+def _is_all_that_follows(sighting: Sighting, heard: Heard) -> bool:
+    """Whether the loss was no number any more until the end: a program that stops for that reason may say that it is done."""
+    if sighting.rule.kind is not ErrorKind.LOSS_ANOMALY or sighting.rule.role != "root":
+        return False
+    file, progress = sighting.line.file, sighting.progress
+    alike = (it for it in heard.sightings if it.rule is sighting.rule and it.line.file == file)
+    return sum(it.progress == progress for it in alike) >= GOES_ON
 
 
 def _is_cured(sighting: Sighting, heard: Heard) -> bool:
@@ -123,12 +140,13 @@ def _is_long_past(sighting: Sighting, heard: Heard) -> bool:
     return outlived or heard.progress.get(sighting.line.file, 0) - sighting.progress >= GOES_ON_TOLD
 
 
-def _fault(roots: list[Sighting], lasting: list[Sighting]) -> Diagnosis:
+def _fault(roots: list[Sighting], lasting: list[Sighting], heard: Heard) -> Diagnosis:
     root = roots[0]
     rule = root.rule
     rivals = sorted({str(it.rule.kind) for it in roots if it.weight == root.weight and it.rule.kind is not rule.kind})
     confidence = _OWN_EXCEPTION if rule.name == "own-exception" else _CONFIDENCE[root.weight]
-    same = [it.line for it in lasting if it.rule.kind is rule.kind and it is not root and it.line != root.line]
+    same = [it.line for it in lasting if it.rule.kind is rule.kind]
+    shown = dict.fromkeys((root.line, *_begun(root, heard), *same))
     return Diagnosis(
         verdict="fault",
         kind=rule.kind,
@@ -136,12 +154,22 @@ def _fault(roots: list[Sighting], lasting: list[Sighting]) -> Diagnosis:
         root_cause=_told(root),
         source=rule.source,
         recoverable=rule.recoverable,
-        evidence=(root.line, *same[: NUM_EVIDENCE - 1]),
+        evidence=tuple(shown)[:NUM_EVIDENCE],
         cascades=_cascades(root, lasting),
         confidence=confidence - (_RIVALRY if rivals else 0.0),
         mitigation=rule.mitigation,
         reason=_reason(root, rivals),
     )
+
+
+def _begun(root: Sighting, heard: Heard) -> Iterator[Line]:
+    """Where it began, if earlier: what passed at first, or was tried again."""
+    kind, file = root.rule.kind, root.line.file
+    progress, retried = heard.retried.get((kind, file), (0, None))
+    if retried and root.progress - progress < GOES_ON_TOLD:
+        yield retried
+    earlier = (it for it in heard.sightings if it.rule.kind is kind and it.line.file == file and it.order < root.order)
+    yield from (it.line for it in earlier if root.progress - it.progress < GOES_ON_TOLD)
 
 
 def _told(root: Sighting) -> str:

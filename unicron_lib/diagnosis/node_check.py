@@ -1,9 +1,6 @@
-"""The two-round node check: nodes exchange data two by two until it is known which of them are faulty, and which slow.
+"""What the meetings of a node check prove: which nodes are faulty, which are slow, and of which it cannot be told. Pure.
 
-Pure. `next_groups` says who meets whom next, given all meetings so far; `verdicts` says what they prove. The first wave pairs
-all nodes (Acme, fast fault detection); those of a failed pair are suspects, and the second wave pairs each with a node that
-has proved good. Where the suspects outnumber the good, a third wave follows, in which a good node may take several in turn.
-While no pair has passed at all, suspects meet anew. So the answer is exact whenever two of the nodes are healthy.
+Who meets whom is said by `check_waves`.
 """
 
 from collections import defaultdict
@@ -89,26 +86,17 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The verdict about a node, and why. `meetings` are the turns in which it took part."""
+    """The verdict about a node, and why. `meetings` are the turns in which it took part.
+
+    `suspected`: it is not known what ails it, but something went wrong wherever it was, while others have passed.
+    """
 
     node: str
     verdict: CheckVerdict
     reason: str
     faults: tuple[DeviceFault, ...] = ()
     meetings: tuple[int, ...] = ()
-
-
-def next_groups(nodes: Sequence[str], meetings: Sequence[Meeting]) -> tuple[Group, ...]:
-    """Who is to meet next, nobody twice; empty once nothing more can be found out."""
-    if not meetings:
-        return _first_groups(nodes)
-    found = verdicts(nodes, meetings)
-    absent = _absent(meetings)
-    suspects = [name for name in nodes if found[name].verdict is CheckVerdict.UNDETERMINED and name not in absent]
-    good = [name for name in nodes if found[name].verdict is CheckVerdict.GOOD and name not in absent]
-    if good:
-        return tuple(zip(suspects, good, strict=False))
-    return tuple(_strangers(suspects, meetings))
+    suspected: bool = False
 
 
 def verdicts(nodes: Sequence[str], meetings: Sequence[Meeting]) -> dict[str, Finding]:
@@ -121,28 +109,8 @@ def verdicts(nodes: Sequence[str], meetings: Sequence[Meeting]) -> dict[str, Fin
     return {name: evidence.finding(name) for name in nodes}
 
 
-def _first_groups(nodes: Sequence[str]) -> tuple[Group, ...]:
-    """Neighbours in pairs; the last three together if their number is odd."""
-    pairs = [tuple(nodes[at : at + 2]) for at in range(0, len(nodes), 2)]
-    if len(pairs) > 1 and len(pairs[-1]) == 1:
-        last = pairs.pop()
-        pairs[-1] += last
-    return tuple(pairs)
-
-
-def _strangers(suspects: Sequence[str], meetings: Iterable[Meeting]) -> Iterator[Group]:
-    """Pairs of suspects that have not met as a pair, as many as can meet at the same time."""
-    met = {frozenset(meeting.nodes) for meeting in meetings}
-    left = list(suspects)
-    while left:
-        first = left.pop(0)
-        partner = next((name for name in left if {first, name} not in met), None)
-        if partner:
-            left.remove(partner)
-            yield first, partner
-
-
-def _absent(meetings: Iterable[Meeting]) -> dict[str, str]:
+def absent_nodes(meetings: Iterable[Meeting]) -> dict[str, str]:
+    """Nodes whose agents did not take part, and why."""
     return {report.node: report.error for meeting in meetings for report in meeting.reports if report.absent}
 
 
@@ -154,7 +122,7 @@ class _Evidence:
         for meeting in meetings:
             for name in meeting.nodes:
                 self._of[name].append(meeting)
-        self._absent = _absent(meetings)
+        self._absent = absent_nodes(meetings)
         passed = [meeting for meeting in meetings if meeting.passed]
         self._usual_pace_s = _median(m.pace_s for m in passed if m.turn == passed[0].turn)
         first = [report for meeting in meetings if meeting.turn == 0 for report in meeting.reports]
@@ -167,7 +135,9 @@ class _Evidence:
     def finding(self, name: str) -> Finding:
         verdict, reason = self._judge(name)
         turns = tuple(meeting.turn for meeting in self._of[name])
-        return Finding(node=name, verdict=verdict, reason=reason, faults=self._faults.get(name, ()), meetings=turns)
+        suspected = verdict is CheckVerdict.UNDETERMINED and bool(self._good) and any(it.counts for it in self._of[name])
+        faults = self._faults.get(name, ())
+        return Finding(node=name, verdict=verdict, reason=reason, faults=faults, meetings=turns, suspected=suspected)
 
     def _judge(self, name: str) -> tuple[CheckVerdict, str]:
         own = self._own_word(name)
@@ -200,7 +170,10 @@ class _Evidence:
         counted = [meeting for meeting in self._of[name] if meeting.counts]
         if not counted:
             return "nobody was there to exchange data with: name an idle node beside it"
-        return f"failed with {_others(counted[-1], name)}, and no two nodes passed together: {counted[-1].error}"
+        last = counted[-1]
+        how = "was slow" if last.passed else "failed"
+        known = "it may be the fault of another" if self._good else "no two nodes passed together"
+        return f"{how} with {_others(last, name)}, and {known}" + ("" if last.passed else f": {last.error}")
 
     def _drags(self, meeting: Meeting) -> bool:
         return _is_slow(meeting.pace_s, self._usual_pace_s)

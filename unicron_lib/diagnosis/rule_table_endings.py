@@ -16,6 +16,29 @@ ROWS: tuple[Row, ...] = (
         _K.PREEMPTED,
         "root",
         (
+            r"\bJob suspended\b",
+            r"Spot ITN received|[Kk]ind\"?[=:] ?\"?SPOT_ITN",
+            (
+                r"[Ii]nstance (?:\S{1,40} )?will be (?:interrupted|terminated|stopped|reclaimed|preempted) (?:at|in|"
+                r"by|within)\b"
+            ),
+            (
+                r"[Ss]pot (?:\w{1,12} )?interrupt(?:ed|ion)\b(?! (?:notice )?(?:handler|watch|check|poll|drain|"
+                r"monitor))[^\n]{0,60}(?:received|initiat|terminat|detected|imminent|will be)"
+            ),
+            r"Preempted to accommodate",
+            r"EvictedDueToPreempt",
+            r"[Pp]reempted (?:pod[ /]|JobI[dD]=)",
+            r": job preempted\b",
+            r"^\s?\S{0,24}\s{1,8}(?:Normal|Warning)\s{1,8}Preempted\b",
+            r"InterruptedByPlatform",
+            r"has been requeued to reclaim",
+            r"DeletionByTaintManager|Marking for deletion Pod",
+            r"[Nn]ode is (?:being )?(?:gracefully )?shut(?:ting)? ?down\b",
+            r"walltime \d{1,9} exceeded",
+            r"TERM_RUNLIMIT",
+            r"exceeded (?:the |its |job )?(?:wall ?(?:time|clock)|time) limit",
+            r"reclaim(?:ed|ing) (?:the |this )?(?:spot |preemptible )?(?:instance|node|VM|capacity)\b",
             r"DUE TO (?:PREEMPTION|TIME LIMIT|JOB REQUEUE)",
             r"\bPREEMPTED\b",
             r"[Ss]pot (?:[Ii]nstance )?(?:[Ii]nterruption|[Tt]ermination) (?:notice|warning|action)",
@@ -46,6 +69,9 @@ ROWS: tuple[Row, ...] = (
         _K.PREEMPTED,
         "root",
         (
+            r"[Rr]equeu(?:e?ing|ed) (?:the |this )?job\b",
+            r"[Ss]ignal handler called with signal (?:10|12|15)\b",
+            r"SIGTERMException",
             (
                 r"(?:[Rr]eceived|Got|got|[Cc]aught|[Hh]andling signal:?)(?: a| the)?(?: signal:?| death signal)? "
                 r"?\(?(?:Signals\.)?(?:SIGTERM|SIGUSR[12]|15\b)"

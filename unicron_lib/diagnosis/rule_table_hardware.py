@@ -1,4 +1,4 @@
-"""What the kernel, the driver and the tools around them say of broken hardware and of nodes that go away.
+"""What the kernel, the driver and the tools around them say of broken GPUs and of the links and buses between them.
 
 A row: name, kind, role, alternatives of its pattern, a line that it is found in. Xids have a table of their own.
 """
@@ -32,6 +32,19 @@ ROWS: tuple[Row, ...] = (
         _K.ECC_ERROR,
         "root",
         (
+            r"(?:ECC_DBE_VOL_TOTAL|ecc_(?:dbe|uncorrect(?:ed|able))_vol\w{0,16})\"?(?: is |[=:] ?| )[1-9]",
+            r"ECC_DBE_VOL_TOTAL\{[^}\n]{1,400}\} [1-9]",
+            (
+                r"(?:[Vv]iolat\w{2,4}|[Cc]ondition\"?[:=])[^\n]{0,40}(?:[Dd]ouble.[Bb]it|DBE|[Uu]ncorrect(?:ed|"
+                r"able))(?: \w{1,8})? (?:ECC|memory)"
+            ),
+            (
+                r"\b[1-9]\d{0,9} (?:volatile )?(?:[Uu]ncorrect(?:able|ed)|[Dd]ouble.[Bb]it) (?:\w{1,8} )?(?:ECC|"
+                r"memory) errors?\b(?! \(?aggregate)"
+            ),
+            r"[Rr]emapping [Ff]ailure [Oo]ccurred\s{0,20}:? ?(?:Yes|YES|1)\b",
+            r"SRAM [Tt]hreshold [Ee]xceeded\s{0,20}:? ?(?:Yes|YES|1)\b",
+            r"ROW_REMAP_FAILURE(?:\{[^}\n]{0,200}\})?\"?(?: is |[=:] ?| )[1-9]",
             (
                 r"(?:[Dd]ouble.[Bb]it|[Uu]ncorrectable|[Uu]ncorrected|DBE|volatile)[^\n]{0,40} (?:ECC|memory) "
                 r"errors?[^\n]{0,40}(?:detected|found|encountered|occurred|reported)"
@@ -43,18 +56,6 @@ ROWS: tuple[Row, ...] = (
             r"\bECC errors?\b[^\n]{0,60}(?:[Dd]ouble|[Uu]ncorrect|DBE|fatal)",
         ),
         "dcgm-health: GPU 3: Detected 2 volatile double-bit ECC error(s) in GPU 3",
-    ),
-    (
-        "memory-controller",
-        _K.ECC_ERROR,
-        "root",
-        (
-            r"EDAC \S{1,32}: [1-9]\d{0,9} UE ",
-            r"[Uu]ncorrected hardware memory error",
-            r"hardware memory corruption",
-            r"\[Hardware Error\]:[^\n]{0,80}[Uu]ncorrect(?:ed|able)[^\n]{0,40}(?:memory|DRAM|ECC)",
-        ),
-        "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0",
     ),
     (
         "cuda-nvlink",
@@ -80,8 +81,14 @@ ROWS: tuple[Row, ...] = (
         _K.NVLINK_ERROR,
         "root",
         (
+            r"[Dd]etected (?:NVSwitch|NVLink|LWSwitch|LWLink)\b(?! non-?fatal)[^\n]{0,24}(?:fatal|failure)",
+            r"[Ff]atal errors? (?:detected )?on NVSwitch",
+            r"NVSWITCH_FATAL_ERROR",
+            r"[Ff]ailed to configure all the available GPUs or NVSwitches",
+            r"\bNV[Ll]ink\b[^\n]{0,40}\b(?:recovery error|failure detected|fabric failure)\b",
+            r"\bNVRM: (?:GPU\d{1,2} )?knvlink\w{1,60}: [^\n]{0,60}(?:[Ff]ail|error)",
             (
-                r"(?:[Ff]abric ?[Mm]anager|fabricmanager)[^\n]{0,120}(?:fatal|NVLink[^\n]{0,40}(?:fail|down|error)|"
+                r"(?:[Ff]abric ?[Mm]anager|fabricmanager)[^\n]{0,120}(?:(?<![Nn]on-)fatal|NVLink[^\n]{0,40}(?:fail|down|error)|"
                 r"[Ff]abric[^\n]{0,40}fail)"
             ),
             (
@@ -97,6 +104,23 @@ ROWS: tuple[Row, ...] = (
         _K.INVALID_DMA_MAPPING,
         "root",
         (
+            (
+                r"arm-smmu[^\n]{0,80}(?:event 0x(?:0[2-9a]|1[0-3]) received|event: [FC]_[A-Z]|"
+                r"[Uu]nhandled context fault|[Tt]ranslation fault)"
+            ),
+            r"AMD-Vi: Event logged \[(?:INVALID_DEVICE_REQUEST|ILLEGAL_DEV|INVALID_PPR)",
+            (
+                r"NVRM:[^\n]{0,60}(?:DMA address|dmaAllocMap|[Ii]ova[Mm]ap|"
+                r"[Ii]ovaspace)[^\n]{0,60}(?:not in addressable|[Ff]ail|[Ee]rror|ERR_|can\'t)"
+            ),
+            r"returned from (?:osIova|nv_dma|dmaAlloc|iovaspace|memdescMapIommu)\w{0,40}\(",
+            r"overflow 0x[^\n]{1,60} of DMA mask",
+            r"dma_direct_\w{1,20}: overflow",
+            r"(?:DMA|dma) map(?:ping)? (?:error|failure)\b",
+            r"INVALID_DMA_MAPPING",
+            r"dma_map\w{0,20} (?:failed|error)",
+            r"VFIO_(?:IOMMU_)?MAP_DMA[^\n]{0,20}(?:[Ff]ail|error)",
+            r"nvidia-(?:fs|peermem):[^\n]{0,60}(?:map|dma|DMA)[^\n]{0,40}(?:[Ff]ail|[Ee]rror)",
             r"NVRM:[^\n]{0,160}(?:DMA|dma) mapping",
             r"invalid DMA mapping",
             r"DMAR: \[DMA (?:Read|Write)",
@@ -137,6 +161,11 @@ ROWS: tuple[Row, ...] = (
         _K.GPU_LOST,
         "root",
         (
+            (
+                r"\bGPU[- ](?:\d{1,2}|[0-9a-f]{4,12}[0-9a-f:.-]{0,40}) (?:is|was) (?:lost|missing|inaccessible|"
+                r"not accessible)\b"
+            ),
+            r"no longer present[^\n]{0,40}GPU|GPU[^\n]{0,60}device no longer present",
             r"GPU is lost\b",
             r"Unable to determine the device handle for GPU[^\n]{0,80}(?:lost|Unknown Error|Not Found)",
             _CUDA + r"no CUDA-capable device",
@@ -153,6 +182,20 @@ ROWS: tuple[Row, ...] = (
         _K.GPU_DRIVER_ERROR,
         "root",
         (
+            r"nvidia: probe of \S{1,20} failed with error",
+            r"driver on your system is too old",
+            r"could not select device driver \\?\"{1,2}(?:nvidia)?\\?\"? ?with capabilities: \[\[gpu",
+            (
+                r"NVRM:[^\n]{0,80}(?:_kgspLogXid119|GSP (?:task )?(?:exception|[Cc]rash|[Tt]imeout|halted)|"
+                r"[Ww]atchdog: GPU is probably locked|requires reset)"
+            ),
+            r"\bGPU requires reset\b",
+            (
+                r"NVML_ERROR_(?:DRIVER_NOT_LOADED|RESET_REQUIRED|IRQ_ISSUE|CORRUPTED_INFOROM)|"
+                r"NVMLError_(?:ResetRequired|DriverNotLoaded|LibRmVersionMismatch)"
+            ),
+            r"RIP: [^\n]{0,80}\[nvidia",
+            r"GSP_(?:LOCKDOWN|CRASH)|GSP firmware (?:crash|hang|fail|halt)",
             r"RmInitAdapter failed",
             r"rm_init_adapter failed",
             r"Driver/library version mismatch",
@@ -162,7 +205,7 @@ ROWS: tuple[Row, ...] = (
             r"Found no NVIDIA driver on your system",
             r"couldn't communicate with the NVIDIA driver",
             r"could not insert '?nvidia",
-            r"nvidia-container-cli: [^\n]{0,60}(?:driver|nvml) (?:error|not)",
+            r"nvidia-container-cli: [^\n]{0,60}(?:driver|driver rpc|nvml) (?:error|not)",
             r"(?:nvml|NVML)[^\n]{0,20}: (?:driver not loaded|Driver Not Loaded)",
             (
                 r"NVRM:[^\n]{0,80}(?:_kgspRpcRecvPoll|GSP[^\n]{0,40}(?:timeout|timed out|failed)|GPU recovery|Timeout "
@@ -177,6 +220,14 @@ ROWS: tuple[Row, ...] = (
         _K.GPU_DRIVER_ERROR,
         "root",
         (
+            r"cudaErrorDevicesUnavailable",
+            (
+                r"cudaError(?:SystemNotReady|SystemDriverMismatch|InsufficientDriver|InitializationError|"
+                r"CompatNotSupportedOnDevice)\b"
+            ),
+            r"CUDA_ERROR_(?:NOT_INITIALIZED|DEINITIALIZED|SYSTEM_NOT_READY|SYSTEM_DRIVER_MISMATCH|UNKNOWN)\b",
+            r"NVML_SUCCESS == \w{1,12} INTERNAL ASSERT FAILED",
+            r"nvmlInit\w{0,8}(?:\(\))? failed|[Ff]ailed to init(?:ialize)? nvml",
             _CUDA
             + (
                 r"(?:driver shutting down|initialization error|system not yet initialized|system has unsupported "
@@ -201,46 +252,12 @@ ROWS: tuple[Row, ...] = (
         ("UserWarning: CUDA initialization: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"),
     ),
     (
-        "host-oom",
-        _K.OUT_OF_MEMORY,
-        "root",
-        (
-            (
-                r"(?:Memory cgroup out of memory|Out of memory)(?: \([\w ]{1,16}\))?: Kill(?:ed)? process \d{1,10} "
-                r"\((?:python|pt_|torchrun|deepspeed|megatron|ray|train|accelerate|pretrain|pt-|MainThread|"
-                r"Thread)[^)]{0,16}\)"
-            ),
-            (
-                r"oom-kill:constraint=[^\n]{1,400}task=(?:python|pt_|torchrun|deepspeed|megatron|ray|train|accelerate|"
-                r"pretrain)"
-            ),
-            r"oom_reaper: reaped process \d{1,10} \((?:python|pt_|torchrun|deepspeed|megatron|ray|train)[^)]{0,16}\)",
-            r"[Dd]etected \d{1,9} oom[_-]kill events?",
-            r"Some of (?:your processes|the step tasks) (?:may have|have) been (?:OOM Killed|killed by the cgroup)",
-            r"\bOOMKilled\b",
-            r"systemd-oomd\[\d{1,9}\]: Killed",
-            r"(?:due to|because of) memory pressure",
-            r"running low on memory",
-            r"(?:python\d?(?:\.\d{1,2})?|pt_\w{1,20}) invoked oom-killer",
-            r"OUT_OF_MEMORY\b[^\n]{0,40}(?:slurm|job|State)",
-            r"(?:State|state)[=: ]{1,3}OUT_OF_MEMORY",
-            r"[Ee]xceeded (?:job|step) memory limit",
-            r"Killed process \d{1,10},? (?:UID \d{1,10},? )?\((?:python|pt_|torchrun)",
-        ),
-        "Out of memory: Killed process 48231 (python3) total-vm:412345678kB, anon-rss:398765432kB",
-    ),
-    (
-        "other-oom",
-        _K.OUT_OF_MEMORY,
-        "cascade",
-        (r"Out of memory: Kill(?:ed)? process \d{1,10} \(",),
-        "Out of memory: Killed process 811 (node_exporter) total-vm:1234kB",
-    ),
-    (
         "pcie-fatal",
         _K.GPU_DRIVER_ERROR,
         "root",
         (
+            r"DPC: containment event",
+            r"AER: (?:device recovery failed|can't recover)",
             r"PCIe Bus Error: severity=Uncorrect(?:ed|able) \((?:Fatal|Non-Fatal)\)",
             r"AER: Uncorrect(?:ed|able) \(Fatal\) error",
         ),
@@ -250,14 +267,27 @@ ROWS: tuple[Row, ...] = (
         "gpu-missing",
         _K.GPU_LOST,
         "root",
-        (r"[Ee]xpected \d{1,2} GPUs?,? (?:but )?(?:found|got|detected|only|saw) ",),
+        (
+            r"[Ee]xpected \d{1,2} GPUs?,? (?:but )?(?:found|got|detected|only|saw) ",
+            r"gres/gpu:? count (?:reported lower|changed|too low|lower than)",
+            (
+                r"\b(?:lists?|sees|saw|finds|found|reports|shows|only|"
+                r"has) \d{1,2} (?:\w{1,12} )?GPUs?\b[^\n]{0,20}\bexpect(?:ed|s|ing) \d{1,2}"
+            ),
+            r"nvidia\.com/gpu[^\n]{0,40}(?:dropped|decreased|went|changed) from \d{1,3} to \d",
+        ),
         "prolog: expected 8 GPUs, found 7",
     ),
     (
         "nvlink-inactive",
         _K.NVLINK_ERROR,
         "root",
-        (r"\bLink \d{1,2}: <?inactive>?",),
+        (
+            r"(?:CRC|FLIT|flit|[Rr]eplay|[Rr]ecovery) errors?\b[^\n]{0,40}\bNV[Ll]ink\b[^\n]{0,60}exceed",
+            r"\bNV[Ll]ink (?:domain|partition|fabric)\b[^\n]{0,40}\b(?:degraded|unhealthy)\b",
+            r"\bLink \d{1,2}: <?inactive>?",
+            r"\bNV[Ll]ink\b[^\n]{0,40}\b[Ss]tate:? {0,2}(?:[Ii]nactive|INACTIVE|[Dd]own|DOWN)\b",
+        ),
         "  Link 4: <inactive>",
     ),
     (
@@ -265,34 +295,10 @@ ROWS: tuple[Row, ...] = (
         _K.GPU_LOST,
         "root",
         (
+            r"nvidia [0-9a-f:.]{7,16}:[^\n]{0,80}(?:config space inaccessible|D3cold)",
             r"pciehp: Slot\([^)]{1,16}\): (?:Link Down|Card not present)",
             r"No devices were found",
         ),
         "pcieport 0000:40:01.1: pciehp: Slot(12): Card not present",
-    ),
-    (
-        "node-gone",
-        _K.NODE_LOST,
-        "root",
-        (
-            r"\bNODE_FAIL\b",
-            r"DUE TO NODE FAILURE",
-            r"[Nn]ode failure on \S{1,64}",
-            r"NodeNotReady",
-            r"node (?:is )?not ready",
-            r"[Nn]ode \S{1,64} (?:is )?(?:not responding|unreachable|lost)\b",
-            r"failed to send a keep-alive heartbeat to the rendezvous",
-            r"Kernel panic - not syncing",
-            r"watchdog: BUG: soft lockup",
-            r"[Hh]ard LOCKUP",
-        ),
-        "srun: error: Node failure on gpu-node-17",
-    ),
-    (
-        "task-blocked",
-        _K.TASK_HANG,
-        "cascade",
-        (r"INFO: task \S{1,64} blocked for more than \d{1,6} seconds",),
-        "INFO: task python:4242 blocked for more than 120 seconds.",
     ),
 )

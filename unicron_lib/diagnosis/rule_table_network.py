@@ -14,6 +14,12 @@ ROWS: tuple[Row, ...] = (
         _K.LINK_FLAPPING,
         "root",
         (
+            r"[Pp]ort \d{1,3} is not active(?:: state|!| any ?more)",
+            r"[Ss]tate changed?:? (?:\d: ?)?ACTIVE (?:->|to) (?:\d: ?)?(?:DOWN|INIT)",
+            (
+                r"\b(?:port|HCA|NIC|interface|device) (?:mlx5|rocep|ib[ps]?\d|rdmap|irdma|bnxt_re|ens\d|eth\d|"
+                r"efa)\w{0,16}(?:[/:]\d{1,2})? (?:is |went |has gone |became )?(?:down|DOWN|Down|inactive)\b"
+            ),
             r"[Aa]sync (?:fatal )?event ?: (?:port (?:error|down)|local catastrophic error|device fatal|link down)",
             r"Port: \d{1,3} Link DOWN",
             r"[Pp]ort \d{1,3}(?: link)?(?: state)? (?:changed to |went |is )?(?:DOWN|[Dd]own)\b",
@@ -42,6 +48,9 @@ ROWS: tuple[Row, ...] = (
         _K.LINK_FLAPPING,
         "root",
         (
+            r"[Ss]ymbol[_ -]?[Ee]rrors?\b[^\n]{0,40}(?:exceed|above)",
+            r"(?:[Ee]ffective|[Rr]aw|FEC) BER\b[^\n]{0,40}(?:exceed|above)",
+            r"[Tt]ransceiver\b[^\n]{0,40}(?:fail|fault|removed|unplugged|not present)",
             (
                 r"(?:[Pp]ort|[Ll]ink|HCA)\b[^\n]{0,30}\b[Ss]tate\b[^\n]{0,30}(?:to|[>=:])\W{0,2}"
                 r"(?:DOWN|[Dd]own|I(?:NIT|nit)\b|I(?:NACTIVE|nactive)\b|DISABLED)"
@@ -61,6 +70,19 @@ ROWS: tuple[Row, ...] = (
         _K.NCCL_REMOTE_ERROR,
         "root",
         (
+            (
+                r"NCCL WARN (?:NET/\w{2,20}|\[?AWS-OFI-NCCL\]?|Libfabric|UCX)\b[^\n]{0,80}(?:completed with error|"
+                r"unreachable|[Dd]isconnected|[Cc]onnection (?:lost|closed)|[Ee]ndpoint timeout|request failed)"
+            ),
+            r"failed : (?:remote peer closed|Software caused connection abort)",
+            r"returned error code from peer",
+            r"NCCL WARN [^\n]{0,120}\bres=6\b",
+            r"NCCL [Ee]rror 6\b",
+            r"IBV_WC_(?!SUCCESS)\w{4,30}",
+            r"\b[Tt]ransport retry count(?:er)? exceeded",
+            r"RNR [Rr]etry [Cc]ount(?:er)? [Ee]xceeded",
+            r"[Aa]sync(?: fatal)? event ?: (?:QP|CQ)\b[^\n]{0,24} (?:error|fatal)",
+            r"\bremote peer closed\b",
             r"ncclRemoteError",
             r"remote process exited or there was a network error",
             r"Got completion (?:from peer|with error)",
@@ -75,6 +97,8 @@ ROWS: tuple[Row, ...] = (
         _K.CONNECTION_REFUSED,
         "root",
         (
+            r"Errno 111\b",
+            r"failed to connect to all addresses",
             r"[Cc]onnection refused",
             r"ECONNREFUSED",
             r"errno:? 111\b",
@@ -90,6 +114,7 @@ ROWS: tuple[Row, ...] = (
         _K.CONNECTION_RESET,
         "root",
         (
+            r"lost communication with a remote daemon",
             r"[Cc]onnection (?:was )?(?:reset|closed by peer|aborted)",
             r"ECONNRESET",
             r"errno:? 104\b",
@@ -106,6 +131,8 @@ ROWS: tuple[Row, ...] = (
         _K.CONNECTION_RESET,
         "root",
         (
+            r"failed to send a keep-alive heartbeat to the rendezvous",
+            r"[Cc]onnection to the C10d store has failed",
             (
                 r"(?:Dist\w{4,16}|Runtime)Error: [^\n]{0,200}(?:failed to recv, got 0 bytes|Connection was likely closed|"
                 r"recvValue failed|sendBytes failed)"
@@ -136,6 +163,8 @@ ROWS: tuple[Row, ...] = (
         _K.NETWORK_ERROR,
         "root",
         (
+            r"Max retries exceeded with url",
+            r"ibv_(?:modify_qp|reg_mr\w{0,12}|create_qp|poll_cq)\b[^\n]{0,20}failed with",
             r"No route to host",
             r"[Nn]etwork is (?:unreachable|down)",
             r"Temporary failure in name resolution",
@@ -158,16 +187,30 @@ ROWS: tuple[Row, ...] = (
             r"ncclSystemError",
             r"ncclInternalError",
             r"NCCL error: [a-z]",
-            r"ncclUnhandledCudaError",
-            r"unhandled cuda error",
         ),
         "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
+    ),
+    (
+        "nccl-cuda",
+        _K.CUDA_ERROR,
+        "root",
+        (r"ncclUnhandledCudaError", r"unhandled cuda error"),
+        "ncclUnhandledCudaError: Call to CUDA function failed.",
     ),
     (
         "collective-timeout",
         _K.NCCL_TIMEOUT,
         "root",
         (
+            r"attempting to dump debug info, due to",
+            r"(?:flight recorder|[Rr]eceived a) dump signal",
+            r"\bto signal dumping\b",
+            r"timeout caused pair closure",
+            r"due to collective timeout|\]: collective timeout\b",
+            r"\bwait timeout after \d{1,12} ?ms",
+            r"[Ss]talled ranks?: ?\d",
+            r"by subset of ranks and are waiting",
+            r"DeepEP\b[^\n]{0,24}timeout",
             r"[Ww]atchdog caught collective operation timeout",
             r"Some NCCL operations have failed or timed out",
             r"(?:first|found|detected)[^\n]{0,60} (?:by watchdog|timeout)[^\n]{0,30} at work",

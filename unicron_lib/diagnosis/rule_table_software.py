@@ -15,15 +15,13 @@ ROWS: tuple[Row, ...] = (
         _K.ILLEGAL_MEMORY_ACCESS,
         "root",
         (
-            _CUDA
-            + (
-                r"(?:illegal memory access|misaligned address|illegal instruction|invalid program counter|illegal "
-                r"address)"
-            ),
+            r"cudaErrorMisalignedAddress",
+            r"Invalid __(?:global|shared|local)__ (?:read|write|atomic) of size",
+            _CUDA + (r"(?:illegal memory access|misaligned address|illegal address|invalid address space)"),
             r"an illegal memory access was encountered",
-            r"CUDA_ERROR_(?:ILLEGAL|MISALIGNED)_\w{4,20}",
+            r"CUDA_ERROR_(?:ILLEGAL|MISALIGNED)_ADDRESS",
             r"cudaErrorIllegalAddress",
-            r"CUDA_EXCEPTION_\d{1,3}[^\n]{0,40}(?:Illegal|Address)",
+            r"CUDA_EXCEPTION_\d{1,3}[^\n]{0,40}Address|CUDA Exception: [^\n]{0,40}(?:Address|address)",
         ),
         "what():  CUDA error: an illegal memory access was encountered",
     ),
@@ -48,6 +46,10 @@ ROWS: tuple[Row, ...] = (
         _K.CUDA_ERROR,
         "root",
         (
+            r"CUDA Exception: [A-Z]",
+            r"hipError(?!String|Name|Success|NotReady|NoDevice|OutOfMemory)[A-Z]\w{4,60}",
+            r"HIP error: \w",
+            r"NCCL WARN Cuda failure",
             _CUDA + r"\w",
             r"\b(?:CU(?:BLAS|DNN|SPARSE|SOLVER|FFT|RAND)|NVRTC|CUSPARSELT)_STATUS_(?!SUCCESS)\w{3,40}",
             r"CUDA_ERROR_[A-Z_]{4,40}",
@@ -72,6 +74,8 @@ ROWS: tuple[Row, ...] = (
         _K.OUT_OF_MEMORY,
         "root",
         (
+            r"hipErrorOutOfMemory",
+            r"(?:NPU|XPU|MPS backend|MUSA) out of memory",
             r"CUDA out of memory\. ",
             r"HIP out of memory\. ",
             _CUDA + r"out of memory",
@@ -89,6 +93,10 @@ ROWS: tuple[Row, ...] = (
         _K.OUT_OF_MEMORY,
         "root",
         (
+            r"low on resource: memory",
+            r"NodeHasInsufficientMemory",
+            r"killed by (?:the )?(?:kernel )?OOM\b",
+            r"[Ff]ailed to allocate [\d.]{1,20} ?(?:[KMGT]i?B|bytes)\b[^\n]{0,40}(?:memory|host|pinned)",
             r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)",
             r"std::bad_alloc",
             r"Cannot allocate memory",
@@ -102,6 +110,17 @@ ROWS: tuple[Row, ...] = (
         _K.DATALOADER_ERROR,
         "root",
         (
+            r"Too many open files\. Communication with the workers",
+            r"unable to (?:write to|open) (?:file|shared memory object) </?torch_",
+            r"FatalSampleError",
+            r"[Bb]ackground thread failed",
+            (
+                r"(?:[Dd]ata ?[Ll]oader|[Dd]ataset|[Dd]ata|[Rr]eader|[Pp]refetch(?:er)?|[Ww]eb[Dd]ataset|grain|"
+                r"litdata|[Ss]treaming|energon|DALI):?(?: process)? [Ww]orkers?\b[^\n]{0,30} (?:died|dead|crashed|"
+                r"killed\b(?! on)|terminated (?:unexpectedly|abruptly)|exited (?:unexpectedly|with (?:code|signal) -?[1-9])|"
+                r"hung|not responding)"
+            ),
+            r"\b(?:grain|litdata|energon|torchdata)\b[^\n]{0,40}\b[Ww]orker\b[^\n]{0,20} (?:crashed|died|was terminated)\b",
             r"DataLoader worker \(pid\(?s?\)?[^)\n]{0,200}\) (?:is killed|exited unexpectedly)",
             r"DataLoader timed out after",
             r"Pin memory thread exited",
@@ -119,6 +138,15 @@ ROWS: tuple[Row, ...] = (
         _K.LOSS_ANOMALY,
         "root",
         (
+            r"[Ll]oss spikes?\b[^\n]{0,100}\b(?:stopping|aborting|abort|exiting|halting|giving up|did not help)\b",
+            (
+                r"(?:[Gg]rad(?:ient)?[ _]?[Nn]orm|gnorm)[ =:]{0,3}(?:is )?(?:inf|Inf)\b[^\n]{0,60}\b(?:abort|stop|"
+                r"exit|terminat)"
+            ),
+            r"[Gg]radient overflow[^\n]{0,60}\b(?:in a row|consecutive|stopping|aborting)\b",
+            r"[Ii]nvalid loss,? (?:terminating|stopping)",
+            r"(?:NaN|Inf|nan) or (?:Inf|NaN|inf)[\w ]{0,12} (?:found|detected)",
+            r"[Tt]raining (?:has )?diverged",
             # padded or in a table; Lightning's bars say nan.0, Megatron NAN; a best loss so far begins with inf
             (
                 r"(?<!best_)(?<!best )(?<!min_)(?<!min )(?<!best_val_)[Ll]oss(?:/[\w/]{1,24})?[\"'\])]{0,2}"
@@ -153,10 +181,44 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
     (
+        "loss-spiked",
+        _K.LOSS_ANOMALY,
+        "cascade",
+        (
+            r"\b[Ll]oss (?:has )?spiked\b",
+            r"\b[Ll]oss spike (?:detected|found|at|of)\b",
+            r"[Ss]pike (?:detected )?in (?:the |train(?:ing)? )?loss\b",
+        ),
+        "WARNING stability: train loss spiked: 6.81 against a running mean of 2.89",
+    ),
+    (
         "store-refused",
         _K.STORAGE_ERROR,
         "root",
         (
+            r"googleapi: Error (?:5\d\d|429|403)\b",
+            r"<Error><Code>\w{3,40}</Code>",
+            r"gcsfs\.retry\.\w{3,40}",
+            r"fsspec\.exceptions\.\w{3,40}|\bFSTimeoutError\b",
+            r"obstore\.exceptions\.\w{3,40}",
+            r"Generic (?:S3|GCS|MicrosoftAzure|HTTP) error",
+            r"minio\.error\.\w{3,40}|\bS3Error\b",
+            (
+                r"\b(?:500|502|503|504) (?:Server Error|Service Unavailable|Bad Gateway|Gateway Time-?out|"
+                r"Internal Server Error)\b"
+            ),
+            r"\b429 (?:Client Error|Too Many Requests)\b",
+            r"\b[Rr]ate ?[Ll]imit ?[Ee]xceeded\b|TooManyRequests\b",
+            r"couldn't connect to '?https?://",
+            r"specific connection error when trying to load",
+            (
+                r"(?:[Ff]ailed|[Uu]nable) to (?:upload|download|put|get|fetch|read|write|save|load|"
+                r"open)\b[^\n]{0,80}\b(?:s3a?|gs|az|abfss?|hdfs|oss|oci)://"
+            ),
+            r"InvalidAccessKeyId|invalid_grant|AuthorizationFailure",
+            r"PermissionError: (?:Access Denied|Forbidden)",
+            r"(?:S3|GCS|OSS|s3|gcs|blob|[Oo]bject)\b[^\n]{0,60}\b(?:[Ss]ervice ?[Uu]navailable|[Ii]nternalError)\b",
+            r"could only be (?:replicated|written) to 0 ",
             r"botocore\.exceptions\.\w{3,60}",
             r"An error occurred \(\w{1,60}\) when calling the \w{1,60} operation",
             r"\bExpiredToken(?:Exception)?\b",
@@ -181,38 +243,6 @@ ROWS: tuple[Row, ...] = (
         "botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the PutObject operation",
     ),
     (
-        "disk",
-        _K.STORAGE_ERROR,
-        "root",
-        (
-            r"No space left on device",
-            r"Disk quota exceeded",
-            r"Stale (?:NFS )?file handle",
-            r"Input/output error",
-            r"Read-only file system",
-            r"nfs: server \S{1,128} not responding, timed out",
-            r"Remote I/O error",
-            r"Remounting filesystem read-only",
-            r"Transport endpoint is not connected",
-            r"PytorchStream(?:Reader|Writer) failed",
-            r"EXT4-fs error",
-            r"XFS \([^)]{1,64}\):[^\n]{0,80}(?:I/O [Ee]rror|[Ss]hutting down)",
-            r"(?:I/O|medium) error, dev ",
-            r"Buffer I/O error on ",
-            r"LustreError:",
-            r"Lustre:[^\n]{0,120}was lost",
-            r"basic_ios::clear: iostream error",
-        ),
-        "OSError: [Errno 28] No space left on device: '/checkpoints/iter_0002000'",
-    ),
-    (
-        "nfs-silent",
-        _K.STORAGE_ERROR,
-        "root",
-        (r"nfs: server \S{1,128} not responding",),
-        "nfs: server nfs-data not responding, still trying",
-    ),
-    (
         "shape",
         _K.USER_ERROR,
         "root",
@@ -223,7 +253,8 @@ ROWS: tuple[Row, ...] = (
             r"index out of range in self",
             r"Could not override '",
             r"is not in struct",
-            r"No such file or directory",
+            r"(?:FileNotFound|OS|IO|Runtime)Error: [^\n]{0,300}No such file or directory",
+            r"^(?:cat|cp|mv|ls|cd|bash|sh|source|\S{1,80}\.sh|/bin/(?:ba)?sh)\b[^\n]{1,200}: No such file or directory",
             r"did not match any variant of untagged enum",
             r"do(?:es)? not match (?:the )?(?:shape|size|vocab)",
         ),
@@ -239,8 +270,12 @@ ROWS: tuple[Row, ...] = (
                 r"required|ambiguous option)"
             ),
             r"can't open file '?[^\n]{1,200}\[Errno 2\]",
-            r"No module named \w",
-            r"command not found",
+            r"^\S{0,128}python[\d.]{0,6}: (?:No module named \w|Error while finding module specification)",
+            r"ModuleNotFoundError\b",
+            (
+                r"\b(?:python[\d.]{0,5}|torchrun|deepspeed|accelerate|ray|mpirun|horovodrun|composer|nemo|axolotl|tune): "
+                r"(?:command )?not found"
+            ),
             r"OSError: Can't load (?:tokenizer|the configuration)",
         ),
         "pretrain_gpt.py: error: unrecognized arguments: --num-layer 24",

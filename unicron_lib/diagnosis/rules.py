@@ -7,9 +7,16 @@ from functools import cache
 
 from unicron_lib.detection.xid import explain
 from unicron_lib.detection.xid_table import Role as XidRole
-from unicron_lib.diagnosis import rule_table_endings, rule_table_hardware, rule_table_network, rule_table_software
+from unicron_lib.diagnosis import (
+    rule_table_endings,
+    rule_table_hardware,
+    rule_table_hosts,
+    rule_table_network,
+    rule_table_software,
+)
 from unicron_lib.diagnosis.findings import Role, Rule, Source
 from unicron_lib.diagnosis.patterns import needles
+from unicron_lib.diagnosis.wording import is_harmless
 from unicron_lib.domain.failures import DEFAULT_SEVERITY, ErrorKind
 
 _K = ErrorKind
@@ -67,6 +74,7 @@ _WEIGHTS: Mapping[str, int] = {
     "told-to-stop": ECHO,
     "job-cancelled": ECHO,
     "nccl-system": STUCK,
+    "nccl-cuda": STUCK,
 }
 """Rules whose lines explain more or less than their kind does."""
 _USERS = frozenset({"cuda-assert", "gpu-memory"})
@@ -127,7 +135,7 @@ def may_be_mild(rule: Rule) -> bool:
 
 
 def _all() -> Iterator[Rule]:
-    tables = (rule_table_hardware, rule_table_software, rule_table_endings, rule_table_network)
+    tables = (rule_table_hardware, rule_table_hosts, rule_table_software, rule_table_endings, rule_table_network)
     for name, kind, role, alternatives, example in (row for table in tables for row in table.ROWS):
         yield rule_of(name, kind, role, "|".join(alternatives), example)
 
@@ -167,10 +175,13 @@ class RuleSet:
 
 _XID_NEEDLES = ("Xid", "XID", "xid")
 _XID = re.compile(
-    r"(?:NVRM:\s{0,4}Xid \([^)]{1,64}\): |XidCriticalError: Xid=|\b(?:XID|Xid|xid)(?: error| event| code)?[ :=#]{1,2})"
-    r"(?P<code>\d{1,4})\b(?P<text>.*)"
+    r"(?:NVRM:\s{0,4}Xid \([^)]{1,64}\): |"
+    r"\b(?:DCGM_FI_DEV_)?(?:XID|Xid|xid)(?:[ _]?(?i:critical))?(?:[ _]?(?i:errors?|event|code|number))?"
+    r"(?:\{[^}\n]{0,400}\})?[\"']?(?: is | of |[ :=#]{1,2}))(?P<code>\d{1,4})\b(?P<text>.*)"
 )
 """How the driver, and those who watch it, report an Xid."""
+_OF_OLDER_DRIVERS = frozenset({12, 18, 26, 30, 33, 57, 58, 59, 61, 122, 123, 124, 125})
+"""Xids that NVIDIA's catalog calls unused and its older table blames on hardware or driver: better than no cause at all."""
 _EARLIER = re.compile(r"caused by previous Xid (\d{1,4})\b")
 _XID_ROLES: Mapping[XidRole, Role] = {
     XidRole.CAUSE: "root",
@@ -183,6 +194,8 @@ _XID_ROLES: Mapping[XidRole, Role] = {
 def xid_in(text: str) -> tuple[Rule, int] | None:
     """What the Xid that a line reports tells of, and how much it explains; None if it reports none."""
     found = _XID.search(text) if any(it in text for it in _XID_NEEDLES) else None
+    if found and not found[0].startswith("NVRM") and is_harmless(text):
+        return None
     return _rule_of_xid(int(found["code"]), found["text"]) if found else None
 
 
@@ -194,6 +207,8 @@ def _rule_of_xid(code: int, text: str) -> tuple[Rule, int]:
     if earlier := _EARLIER.search(text):
         xid = explain(int(earlier[1]))
         return rule_of(f"xid-{xid.code}", ErrorKind(xid.kind) if xid.kind else ErrorKind.GPU_DRIVER_ERROR, "root"), VAGUE
+    if code in _OF_OLDER_DRIVERS:
+        return rule_of(f"xid-{code}", ErrorKind.GPU_DRIVER_ERROR), VAGUE
     xid = explain(code, text)
     kind = ErrorKind(xid.kind) if xid.kind else ErrorKind.OTHER
     rule = rule_of(f"xid-{code}", kind, _XID_ROLES[xid.role])

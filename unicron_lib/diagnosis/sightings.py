@@ -1,5 +1,6 @@
 """From the lines of logs to what they tell of failures and of progress, in bounded memory."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,17 @@ from unicron_lib.diagnosis.rules import (
 )
 from unicron_lib.diagnosis.times import time_of
 from unicron_lib.diagnosis.tracebacks import Raised, TracebackReader, is_of_traceback
-from unicron_lib.diagnosis.wording import has_recovered, healed_by, is_done, is_harmless, is_mild, is_progress, step_of
+from unicron_lib.diagnosis.wording import (
+    has_recovered,
+    healed_by,
+    is_done,
+    is_harmless,
+    is_mild,
+    is_progress,
+    is_retried,
+    is_warning,
+    step_of,
+)
 from unicron_lib.domain.failures import ErrorKind
 
 KEPT = 40
@@ -37,6 +48,11 @@ EXIT_TYPES = frozenset(
 """Exceptions that only tell that something ended."""
 _UNSPECIFIC = frozenset({ErrorKind.OTHER, ErrorKind.CUDA_ERROR})
 _HALF = KEPT // 2
+_SOUNDS_FOREIGN = re.compile(
+    r"(?i:peer|node|host|network|socket|connect|heartbeat|watchdog|time(?:d ?)?-?out|unreachable|unavailable|lost|gone|"
+    r"dead\b|died|upload|download|storage|bucket|server|quota|preempt|evict|interrupt|signal|hung|stall|stuck|nccl|cuda|gpu|nvlink|worker)"
+)
+"""Words with which programs tell of what surrounds them: an exception of their own with such a word is not taken for theirs."""
 _CUT = rule_of(CUT, ErrorKind.OTHER, "cascade")
 """A traceback without an end: something was raised, nobody knows what."""
 
@@ -47,7 +63,8 @@ class Heard:
 
     `progress` counts iterations by file, by the step where steps are told; `done` has the order of the line that told of a
     file's good end, `recovered` that of the last which told that something worked when tried again, `healed` that of the
-    last which told that a thing with a rule works again, by rule and file.
+    last which told that a thing with a rule works again, by rule and file. `retried` is, by kind and file, the first of the
+    newest lines that tell of something that is tried again, with the iterations before it.
     """
 
     sightings: list[Sighting] = field(default_factory=list)
@@ -56,6 +73,7 @@ class Heard:
     done: dict[str, int] = field(default_factory=dict)
     recovered: dict[str, int] = field(default_factory=dict)
     healed: dict[tuple[str, str], int] = field(default_factory=dict)
+    retried: dict[tuple[ErrorKind, str], tuple[int, Line]] = field(default_factory=dict)
     num_lines: int = 0
 
 
@@ -74,6 +92,11 @@ def _is_wanted(rules: RuleSet, text: str) -> bool:
     if is_of_traceback(text) or is_done(text) or has_recovered(text) or healed_by(text) or xid_in(text):
         return True
     return any(rule.role != "advice" for rule, _ in rules.matches(text))
+
+
+def _is_a_warning(rule: Rule, text: str) -> bool:
+    """Whether a line that sounds like a user's mistake only warns of one: what stops a job must be no guess."""
+    return rule.kind is ErrorKind.USER_ERROR and is_warning(text)
 
 
 class Steps:
@@ -184,8 +207,15 @@ class _Listener:
         told = [rule for rule, start in matches if start < advice]
         mild, harmless = bool(told) and (is_mild(text) or is_mild(line.text)), bool(told) and is_harmless(text)
         for rule in told:
-            if rule.name in WAITING or not (harmless or (mild and not may_be_mild(rule))):
+            if rule.name in WAITING or not (harmless or (mild and not may_be_mild(rule)) or _is_a_warning(rule, text)):
                 yield rule, weight_of(rule)
+            elif harmless and rule.role == "root" and is_retried(text):
+                self._keep_retried(rule, line, text)
+
+    def _keep_retried(self, rule: Rule, line: Line, text: str) -> None:
+        key, progress = (rule.kind, line.file), self._heard.progress.get(line.file, 0)
+        if key not in self._heard.retried or self._heard.retried[key][0] != progress:
+            self._heard.retried[key] = progress, replace(line, text=text.strip())
 
     def _told(self, raised: Raised, line: Line, text: str) -> Iterator[tuple[Rule, int]]:
         """What an exception tells: its type and the shape of its text decide, a rule of that kind only refines it."""
@@ -205,10 +235,16 @@ class _Listener:
         yield rule, max(weight, VAGUE) if raised.in_thread or rule.name == "own-exception" else weight
 
 
+def _is_the_programs(raised: Raised) -> bool:
+    """Whether the type is defined in the program that raised it: its module stands in the path, or is the main one."""
+    package = raised.module.partition(".")[0]
+    return raised.type not in {"RuntimeError", "Exception"} and (not package or package in raised.where)
+
+
 def _of_nobody(raised: Raised) -> Rule:
     """An exception that no table knows: the program's own, if its own code raised it."""
     if raised.kind is not ErrorKind.OTHER:
         return rule_of("exception", raised.kind)
-    if raised.users and raised.type not in {"RuntimeError", "Exception"}:
+    if raised.users and _is_the_programs(raised) and not _SOUNDS_FOREIGN.search(f"{raised.type} {raised.text}"):
         return rule_of("own-exception", ErrorKind.USER_ERROR)
     return rule_of("unknown-exception", ErrorKind.OTHER, "cascade")

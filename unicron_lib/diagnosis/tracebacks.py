@@ -1,11 +1,12 @@
 """Python's tracebacks in a log: which exception was the cause, in whose code it was raised. One reader a process."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from unicron_lib.detection.exceptions import kind_of_exception
+from unicron_lib.detection.exceptions import kind_of_exception, kind_of_text
 from unicron_lib.diagnosis.prefixes import TRACEBACK, has_frame
-from unicron_lib.domain.failures import ErrorKind
+from unicron_lib.domain.failures import ECHOES, ErrorKind
 
 _START = TRACEBACK
 _BOX = re.compile(r"[─━+-]{2,200} Traceback \(most recent call last\) [─━+-]{2,200}")
@@ -46,7 +47,10 @@ _ALSO: tuple[tuple[ErrorKind, re.Pattern[str]], ...] = (
         re.compile(
             r"(?:PermissionError|FileNotFoundError|OSError|IOError|ClientError): .{0,300}"
             r"(?:token (?:has expired|provided|included)|"
-            r"reduce your request rate|[Ss]tale file handle|[Ii]nput/output error)"
+            r"reduce your request rate|[Ss]tale file handle|[Ii]nput/output error|couldn't connect to|"
+            r"connection error when trying to load|transport endpoint shutdown|Host is down)|"
+            r"PermissionError: (?:Access Denied|Forbidden)\b|"
+            r"\w{1,40}: .{0,40}\b(?:5\d\d Server Error|429 Client Error)"
         ),
     ),
     (ErrorKind.OUT_OF_MEMORY, re.compile(r"\w{0,40}(?:OutOfMemory|ArrayMemory)\w{0,10}:")),
@@ -61,7 +65,7 @@ _ALSO: tuple[tuple[ErrorKind, re.Pattern[str]], ...] = (
     (
         ErrorKind.USER_ERROR,
         re.compile(
-            r"\w{0,60}(?:Config\w{0,12}|Composition|Instantiation|Argument\w{0,8}|Usage|Override\w{0,8})(?:Exception|Error):"
+            r"\w{0,60}(?:(?:Config|Misconfig)\w{0,12}|Composition|Instantiation|Argument\w{0,8}|Usage|Override\w{0,8})(?:Exception|Error):"
         ),
     ),
 )
@@ -75,12 +79,14 @@ MAX_LINES = 400
 class Raised:
     """An exception that a log shows. `users` tells whether the innermost frame is in code of no library.
 
-    `where` is that frame, "file:line". `heard` is false for what Python ignored, such as in destructors.
+    `module` is that of the type, if it is told. `where` is that frame, "file:line". `heard` is false for what Python ignored,
+    such as in destructors.
     """
 
     kind: ErrorKind
     type: str
     text: str
+    module: str = ""
     where: str = ""
     users: bool = False
     heard: bool = True
@@ -175,6 +181,7 @@ class TracebackReader:
             kind=kind,
             type=name.rpartition(".")[2],
             text=text,
+            module=name.rpartition(".")[0],
             where=self._frame,
             users=users,
             heard=not self._ignored,
@@ -190,4 +197,11 @@ def _kind(name: str, text: str, **chain: str) -> ErrorKind:
     if kind not in {ErrorKind.OTHER, ErrorKind.USER_ERROR}:
         return kind
     told = f"{name.rpartition('.')[2]}: {text}"
-    return next((other for other, pattern in _ALSO if pattern.match(told)), kind)
+    own = next((other for other, pattern in _ALSO if pattern.match(told)), kind)
+    return _echo_of(chain) if own is ErrorKind.OTHER else own
+
+
+def _echo_of(chain: Mapping[str, str]) -> ErrorKind:
+    """What a peer's end is told as where an exception that nobody knows was raised from it, or while it was handled."""
+    kinds = (kind_of_text(earlier) for earlier in chain.values())
+    return next((kind for kind in kinds if kind in ECHOES), ErrorKind.OTHER)

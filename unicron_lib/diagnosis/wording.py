@@ -5,7 +5,13 @@ import re
 _HEAD = 1000
 """Characters of a line in which its step is told."""
 
-_MILD = re.compile(r"(?:^|[\s\[\]|=\"'(:,])(?:INFO|DEBUG|info|debug|TRACE)(?:[\s\]|\"':,)]|$)")
+_MILD = re.compile(
+    r"(?:^|[\s\[\]|=\"'(:,])(?:INFO|DEBUG|TRACE|INF|DBG)(?:[\s\]|\"':,)]|$)|"
+    r"(?:^|[\[\]|=\"'(:,\dZ] ?|\t)(?:info|debug)(?:[\s\]|\"':,)]|$)|\s(?:info|debug)[\]|\"':)\t]"
+)
+_WARNS = re.compile(
+    r"(?:^|[\s\[|(\"])(?:WARN(?:ING)?|[Ww]arning|WRN)(?:[\s\]|\":,)]|$)|\[W\d{0,4}[ :]|^W\d{4} |\w{2,40}Warning: "
+)
 _MILD_FIELD = re.compile(r'"(?:level|levelname|severity|lvl)" ?: ?"(?:INFO|DEBUG|info|debug)"')
 _RETRIED = re.compile(
     r"\b[Rr]etry(?:ing)?\b(?! limit| budget| count exceeded)[^\n]{0,80}?(?:\bin\b|\bafter\b|attempt|\d|\.\.\.|backoff)|"
@@ -32,6 +38,9 @@ _NEGATED = re.compile(
     r"\b(?:errors?|failures?)\b[^\n=:]{0,24}[=:] {0,3}0\b|"
     r"\b(?:handlers?|watchers?|listeners?|pollers?|monitor|hooks?|callbacks?)\b[^\n]{0,40}\b(?:start|enabl|regist|install)|"
     r"\b(?:[Rr]egister|[Ii]nstall|[Ee]nabl|[Ww]atch|[Ll]isten|poll)ing\b|"
+    r"^wandb: |\bW&B API\b|\bmlflow\b|"
+    r"\b[Nn]o (?:\w{1,24} ){0,3}(?:notices?|events?|interruptions?)\b|"
+    r"IPv6 network addresses of [^\n]{1,200} cannot be retrieved|"
     r"\bsimulat(?:ed|ing)\b|\bunit test\b|\bdry.run\b|\b[Ss]elf.test passed\b"
 )
 _CORRECTED = re.compile(r"\b[Cc]orrect(?:ed|able)\b(?! \(Fatal)")
@@ -41,6 +50,16 @@ _UNCORRECTED = re.compile(r"[Uu]n-?[Cc]orrect")
 def is_mild(text: str) -> bool:
     """Whether the line is told as mere information, which few faults are."""
     return _MILD.search(text[:160]) is not None or _MILD_FIELD.search(text) is not None
+
+
+def is_warning(text: str) -> bool:
+    """Whether the line is told as a warning."""
+    return _WARNS.search(text[:160]) is not None
+
+
+def is_retried(text: str) -> bool:
+    """Whether the line tells of something that failed and is tried again."""
+    return _RETRIED.search(text) is not None
 
 
 def is_harmless(text: str) -> bool:

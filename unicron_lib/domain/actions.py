@@ -31,7 +31,7 @@ class Respond:
     """Make a plan for `incidents`.
 
     `restart` are the jobs to start again where they are; with kind REALLOCATE the whole cluster is planned anew, and
-    `faulted` are the jobs that lost a worker. `rewinds` are jobs that go back because of their loss. `supersedes` is the
+    `faulted` are the jobs that lost a worker. `rewinds` are jobs that go back. `supersedes` is the
     unfinished plan that the new one replaces.
     """
 

@@ -90,12 +90,13 @@ def step_completed(state: ClusterState, event: StepCompleted) -> ClusterState:
         return state
     if step.kind is StepKind.STOP:
         return state.with_job(replace(job, assignment=None, left_on=()))
-    if isinstance(reached := event.result.get("iteration"), int):
+    is_of_an_earlier_submission = step.generation < job.begins_with
+    if isinstance(reached := event.result.get("iteration"), int) and not is_of_an_earlier_submission:
         job = replace(job, iteration=reached)
-    if step.kind is StepKind.RESTORE:
-        return state.with_job(replace(job, restored=True, rolled_back_to=None))
     if step.kind is StepKind.LAUNCH:
-        return state.with_job(replace(job, assignment=job.pending))
+        job = replace(job, assignment=job.pending)
+        if not is_of_an_earlier_submission:  # before, ranks may live that know nothing of where it begins, or goes back to
+            job = replace(job, restored=True, rolled_back_to=None)
     return state.with_job(job)
 
 

@@ -34,7 +34,7 @@ class Node:
 
     Nodes of one `pool` are alike: of one instance type, on demand or spot. A job uses one pool.
     `losses` are the times at which it was lost within the last hour; a SNOOZED one gets no ranks before `snoozed_until`.
-    `notes` are what a person should know about its present life: code and text.
+    `notes` are what a person should know about its present life: code and text; `checked_at` is when it passed a node check.
     """
 
     id: str
@@ -49,6 +49,7 @@ class Node:
     gpu_model: str = ""
     losses: tuple[float, ...] = ()
     snoozed_until: float = 0.0
+    checked_at: float = 0.0
     notes: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -79,7 +80,8 @@ class Incident:
     `opened_at` is when its first event was journalled, `updated_at` when its root cause was, and
     `fault_at` is when the fault was injected, if it was. `count` failures were seen, of which `failures` holds the root
     cause and the newest, as the journal took them. `held` tells that the breaker forbade to isolate its node; if it is open
-    nevertheless, a person has allowed it since. `diagnosis` comes later, beside the recovery.
+    nevertheless, a person has allowed it since. `diagnosis` comes later, beside the recovery. `launch_check` tells what a check
+    of nodes before a first start has found, if it waited for one.
     """
 
     id: str
@@ -99,6 +101,7 @@ class Incident:
     note: str = ""
     held: bool = False
     diagnosis: IncidentDiagnosed | None = None
+    launch_check: str = ""
 
     @property
     def is_failure(self) -> bool:

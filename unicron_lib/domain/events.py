@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from unicron_lib.domain.checked import LaunchChecked, NodesChecked
 from unicron_lib.domain.diagnosed import IncidentDiagnosed
 from unicron_lib.domain.failures import Failure
 from unicron_lib.domain.jobs import JobSpec
@@ -323,6 +324,8 @@ Event = (
     | NodeQuarantined
     | NodeSettled
     | NodeNoted
+    | NodesChecked
+    | LaunchChecked
     | JobResumed
     | StragglerDetected
     | StragglerCleared

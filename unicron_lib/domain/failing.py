@@ -36,6 +36,8 @@ def _of_job(state: ClusterState, failure: Failure, name: str, at: float) -> Clus
     job = state.jobs.get(name)
     if job is None or job.status in ENDED or failure.generation != job.generation:
         return state
+    if failure.rank is not None and job.generation < job.begins_with:  # a rank of an earlier submission
+        return state
     own = [i for i in _open_failures(state) if name in i.jobs and not i.is_only_symptoms]
     incident = min(own, key=lambda i: i.node != failure.node, default=None)
     is_new = incident is None or (incident.severity is not Severity.SEV1 and all(f.job != name for f in incident.failures))

@@ -118,7 +118,8 @@ class Failure:
     `seen_at` is the observer's wall clock in epoch seconds, `boot` names one life of `node`. A `symptom` explains nothing
     by itself. Until `not_before` (epoch seconds) it may pass by itself, and nothing is done about it. `verdict` is what the
     process itself asked for: another node, another node and no new start, no new start. `spoiled` are the first and the last
-    iteration whose batches are thought to have done it, if the loss went wrong.
+    iteration that are not to be gone on from: their batches are thought to have done it, if the loss went wrong; of any other
+    kind it is their results, which some rank has computed wrongly.
     """
 
     id: str

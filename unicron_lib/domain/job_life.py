@@ -26,7 +26,8 @@ def job_submitted(state: ClusterState, event: JobSubmitted) -> ClusterState:
         return state
     job = JobState(spec=event.spec, submission=event.submission)
     if before:
-        job = replace(job, generation=before.generation, assignment=before.assignment, pending=before.pending)
+        job = replace(job, generation=before.generation, begins_with=before.generation + 1)
+        job = replace(job, assignment=before.assignment, pending=before.pending, left_on=before.left_on)
         if event.spec.load:  # it goes on where the batches were left out
             job = replace(job, skipped=before.skipped)
     return state.with_job(job).with_incident(planned_change(event, job=name))
@@ -70,7 +71,7 @@ def loss_spiked(state: ClusterState, event: LossSpiked) -> ClusterState:
 def rank_done(state: ClusterState, event: RankDone) -> ClusterState:
     """Remembered for as long as the generation lives; one that is over is of no interest."""
     job = state.jobs.get(event.job)
-    if job is None or job.status in ENDED or event.generation != job.generation:
+    if job is None or job.status in ENDED or event.generation != job.generation or event.generation < job.begins_with:
         return state
     done = {pair for pair in job.done_ranks if pair[0] == job.generation} | {(event.generation, event.rank)}
     return state.with_job(replace(job, done_ranks=tuple(sorted(done))))
@@ -86,7 +87,7 @@ def job_ended(state: ClusterState, event: JobFinished | JobCancelled) -> Cluster
             return state
         job = replace(job, status=JobStatus.CANCELLED, reason="cancelled by a user")
     else:
-        if event.generation != job.generation:
+        if event.generation != job.generation or event.generation < job.begins_with:
             return state
         job = replace(job, status=JobStatus.FINISHED, iteration=event.iteration, reason=_success(job))
     return _absorb_own_failures(state.with_job(job), planned_change(event, job=event.job))

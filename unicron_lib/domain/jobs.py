@@ -13,9 +13,8 @@ from unicron_lib.domain.skipping import Ranges
 
 POSITIVE = (
     *("num_layers", "hidden_size", "num_attention_heads", "seq_length", "vocab_size", "micro_batch_size"),
-    *("global_batch_size", "train_iters", "save_interval", "save_retain", "log_interval", "min_gpus", "lr"),
-    *("distributed_timeout_minutes", "loss_spike_patience_iters"),
-    *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
+    *("global_batch_size", "train_iters", "save_retain", "log_interval", "min_gpus", "lr"),
+    *("distributed_timeout_minutes", "loss_spike_patience_iters", "tensor_model_parallel_size", "pipeline_model_parallel_size"),
 )
 FINITE = (
     *("weight", "transition_s", "lr", "min_lr", "weight_decay", "clip_grad", "hidden_dropout", "pace_s", "restart_window_s"),
@@ -29,7 +28,7 @@ OF_THE_TRAINER = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
     *("train_iters", "seed", "lr", "min_lr", "lr_warmup_iters", "weight_decay", "clip_grad"),
     *("hidden_dropout", "params_dtype", "data_path"),
-    *("save_interval", "save_retain", "load", "log_interval", "pace_s"),
+    *("save_interval", "save_retain", "memory_interval", "load", "log_interval", "pace_s", "rerun_check_interval"),
 )
 """Keys that only a job with a command has, and those that it has not: they are our own trainer's."""
 OF_THE_AGENT = frozenset(
@@ -54,11 +53,12 @@ class JobSpec:
     it lacks are not offered. `throughput_by_pool` has such a table for each pool that the job may use, `pool` is the only
     one if it is given. Left out, the job's own measurements fill it. `pace_s` is a floor for the duration of one
     iteration, with which a toy model stands in for a large one. `load` "latest" goes on from the newest checkpoint of an
-    earlier submission of the same name; without it each submission begins anew.
+    earlier submission of the same name; without it each submission begins anew. Every `save_interval` iterations it saves;
+    0: as often as pays, by what that costs and how often machines fail. Every `memory_interval` iterations the state is copied
+    into host memory; 0: never, None: as often as that takes no more than a hundredth of the time. Every
+    `rerun_check_interval` iterations, and after the last one, all ranks compute the same micro-batch and compare; 0: never.
 
-    A replica of the model is `tensor_model_parallel_size * pipeline_model_parallel_size` GPUs; the job runs on any number of
-    whole replicas that its limits allow. A checkpoint can be loaded with other sizes.
-
+    It runs on whole replicas of `tensor_model_parallel_size * pipeline_model_parallel_size` GPUs.
     A job with a `command` is any program that torchrun could start; a first word `python` is the agent's own interpreter. It
     has no keys of our trainer. It runs in `working_dir` ("": a directory of the job's own on each node), with `env` on top of
     the agent's variables. `checkpoint_dir` is where it saves in Megatron-LM's layout, if it does: then its tracker file is
@@ -114,6 +114,8 @@ class JobSpec:
     data_path: str = "builtin:sonnets"
     save_interval: int = 20
     save_retain: int = 3
+    memory_interval: int | None = None
+    rerun_check_interval: int = 0
     load: str = ""
     log_interval: int = 1
     pace_s: float = 0.0
@@ -142,6 +144,8 @@ class JobSpec:
                 f"hidden_dropout is {self.hidden_dropout:g}, it must be at least 0 and less than 1",
             ),
             (self.load not in {"", "latest"}, f'load is {self.load!r}, it must be "latest" or left out'),
+            (min(self.memory_interval or 0, self.save_interval) < 0, "memory_interval and save_interval must not be negative"),
+            (self.rerun_check_interval < 0, "rerun_check_interval must not be negative"),
             (min(self.max_restarts, self.restart_window_s) < 0, "max_restarts and restart_window_s must not be negative"),
             (self.min_gpus > most, f"min_gpus {self.min_gpus} is greater than max_gpus {self.max_gpus}"),
             (
@@ -291,12 +295,12 @@ class JobState:
     earlier generations whose ranks have not been stopped yet.
     `iteration` is the last one that the journal knows of, `failed_at` the one at which the job last failed, and
     `stuck_restarts` counts the failures since then that came without a new iteration. `failed_times` are those of the
-    answers to failures of the job's own within its `restart_window_s`. `restored` tells whether this submission has chosen
-    where to begin, `measured` holds its own FLOP/s by number of GPUs in the pool `measured_in`, `stragglers` what slows its
+    answers to failures of the job's own within its `restart_window_s`. `restored` tells whether this submission has been
+    launched, `measured` holds its own FLOP/s by number of GPUs in the pool `measured_in`, `stragglers` what slows its
     present generation down: the rank (or "job"), and the evidence. `skipped` are the batches that are left out because of what
     they did to the loss, `rolled_back_to` is the last iteration that the next start may go on from (None: any), and
     `loss_spike` tells of a spike of the loss that may still pass. `done_ranks` are the pairs (generation, rank) of a command's
-    ranks that have ended well.
+    ranks that have ended well. `begins_with` is the first generation of this submission: what older ones do is not its own.
     """
 
     spec: JobSpec
@@ -318,6 +322,7 @@ class JobState:
     loss_spike: str = ""
     done_ranks: tuple[tuple[int, int], ...] = ()
     submission: str = ""
+    begins_with: int = 0
     reason: str = ""
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 
 from unicron_lib.domain import events as e
 from unicron_lib.domain.carrying_out import plan_decided, recovery_completed, step_completed
+from unicron_lib.domain.checked import LaunchChecked, NodesChecked
 from unicron_lib.domain.cluster import ClusterState
 from unicron_lib.domain.diagnosed import IncidentDiagnosed
 from unicron_lib.domain.failing import failure_detected, fault_injected, incident_diagnosed, incident_dismissed, job_resumed
@@ -20,6 +21,7 @@ from unicron_lib.domain.job_life import (
     straggler_changed,
     throughput_measured,
 )
+from unicron_lib.domain.launch_checks import launch_checked, nodes_checked
 from unicron_lib.domain.nodes import (
     breaker_reset,
     breaker_tripped,
@@ -42,6 +44,8 @@ FOLDS: Mapping[type[e.Event], Callable[[ClusterState, Any], ClusterState]] = Map
         e.NodeQuarantined: node_quarantined,
         e.NodeSettled: node_settled,
         e.NodeNoted: node_noted,
+        NodesChecked: nodes_checked,
+        LaunchChecked: launch_checked,
         e.FailureDetected: failure_detected,
         e.FaultInjected: fault_injected,
         e.JobResumed: job_resumed,

@@ -134,10 +134,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewind:
-    """A job goes back to a checkpoint from before iteration `first`, and leaves out what `first` to `last` consumed."""
+    """A job goes back to a checkpoint from before iteration `first`.
+
+    It leaves out what `first` to `last` consumed, unless it `repeats` them: then the data had no part in it.
+    """
 
     first: int
     last: int
+    repeats: bool = False
 
 
 class AlternativeKind(StrEnum):
@@ -172,8 +176,8 @@ class Plan:
     """What the cluster will look like, and why.
 
     `assignments` holds the jobs that the plan moves or (re)starts, jobs that it leaves alone are not in it; `paused` are
-    the jobs that lose all GPUs, `rewinds` those that go back because of their loss. `gpus` is the whole allocation. `gain` and
-    `upper_bound` in FLOP (paper, section 5).
+    the jobs that lose all GPUs, `rewinds` those that go back because of their loss or of wrong results. `gpus` is the whole
+    allocation. `gain` and `upper_bound` in FLOP (paper, section 5).
     `id` derives from the content. `alternatives` are filled in for the loss of a node.
     """
 

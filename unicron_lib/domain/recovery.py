@@ -10,6 +10,7 @@ from unicron_lib.domain.failures import Severity
 from unicron_lib.domain.jobs import ENDED
 from unicron_lib.domain.journal import fold
 from unicron_lib.domain.judging import DEFAULT_POLICY, Policy, Verdict, judge
+from unicron_lib.domain.launch_checks import check_before_launch
 from unicron_lib.domain.plans import PlanKind
 from unicron_lib.domain.rewinding import rewinds
 
@@ -61,6 +62,9 @@ def _allocate(
     newest = max((incident.updated_at for incident in planned), default=now)
     if not ready and newest <= now < newest + policy.settle_s:
         return Wait(until=newest + policy.settle_s, reason="more changes may follow at once")
+    check = check_before_launch(state, now, policy.launch_check_s)
+    if check and not any(incident.jobs for incident in ready):  # a failure that concerns a job waits for nothing
+        return Wait(until=check.until, reason=f"{', '.join(check.nodes)} are checked before {', '.join(check.jobs)} starts")
     return _reallocate(state, [*ready, *planned], verdicts)
 
 
@@ -143,7 +147,8 @@ def _reallocate(
 
 def _planned_reason(incident: Incident) -> str:
     who = incident.node or ", ".join(incident.jobs)
-    return f"{incident.kind.replace('_', ' ')}: {who}"
+    found = f" ({incident.launch_check})" if incident.launch_check else ""
+    return f"{incident.kind.replace('_', ' ')}: {who}{found}"
 
 
 def _attempt(state: ClusterState, incidents: Sequence[Incident]) -> int:

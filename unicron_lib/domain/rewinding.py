@@ -1,4 +1,7 @@
-"""What a loss that went wrong calls for: an earlier checkpoint, without the batches that did it. Pure."""
+"""What a loss that went wrong calls for, or results that are wrong: an earlier checkpoint. Pure.
+
+It is gone on from without the batches that did it, but for wrong results with the same ones.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,10 +21,15 @@ def rewinds(state: ClusterState, incidents: Iterable[Incident]) -> dict[str, Rew
 
 
 def answer_to(job: JobState, failures: Iterable[Failure]) -> str:
-    """What is done about an anomaly, for the reason of a plan; empty if none is among the failures."""
+    """What is done about it, for the reason of a plan; empty if nothing among the failures makes the job go back."""
     rewind = _rewind(job, failures)
     if rewind is None:
         return ""
+    if rewind.repeats:
+        return (
+            f"back to a checkpoint from before iteration {rewind.first}, since the results up to iteration {rewind.last} "
+            "cannot be trusted; their batches are computed again"
+        )
     batches = told(leaving_out(job.skipped, first=rewind.first, last=rewind.last)[-1:])
     return (
         f"back to a checkpoint from before iteration {rewind.first}, "
@@ -32,7 +40,7 @@ def answer_to(job: JobState, failures: Iterable[Failure]) -> str:
 def reason_to_give_up(job: JobState, failures: Iterable[Failure]) -> str | None:
     """Why leaving batches out once more would be no help; None if it may be."""
     rewind = _rewind(job, failures)
-    if rewind is None:
+    if rewind is None or rewind.repeats:
         return None
     reach = job.spec.loss_spike_patience_iters
     again = [known for place, known in zip(places(job.skipped), job.skipped, strict=True) if abs(place - rewind.first) <= reach]
@@ -48,18 +56,26 @@ def rewound(job: JobState, rewind: Rewind) -> JobState:
     """The job from now on; that it gets as far as before is no progress."""
     target = rewind.first - 1
     failed_at = None if job.failed_at is None else min(job.failed_at, target)
-    skipped = leaving_out(job.skipped, first=rewind.first, last=rewind.last)
+    skipped = job.skipped if rewind.repeats else leaving_out(job.skipped, first=rewind.first, last=rewind.last)
     return replace(job, skipped=skipped, rolled_back_to=target, failed_at=failed_at)
 
 
 def _rewind(job: JobState, failures: Iterable[Failure]) -> Rewind | None:
-    """Only what was seen of the present generation counts: an earlier one consumed other batches, and was answered."""
-    spoiled = [
-        failure.spoiled
+    """Only what was seen of the present generation counts: an earlier one consumed other batches, and was answered.
+
+    Where results are wrong, so is the loss, and no batch is to blame.
+    """
+    grounds = [
+        failure
         for failure in failures
-        if failure.spoiled and failure.kind is ErrorKind.LOSS_ANOMALY and failure.job == job.spec.job
-        if failure.generation == job.generation and job.spec.guards_loss
+        if failure.spoiled and (failure.job, failure.generation) == (job.spec.job, job.generation)
+        if job.spec.guards_loss or failure.kind is not ErrorKind.LOSS_ANOMALY
     ]
+    spoiled = [failure.spoiled for failure in grounds if failure.spoiled]
     if not spoiled:
         return None
-    return Rewind(first=min(first for first, _ in spoiled), last=max(last for _, last in spoiled))
+    return Rewind(
+        first=min(first for first, _ in spoiled),
+        last=max(last for _, last in spoiled),
+        repeats=any(failure.kind is not ErrorKind.LOSS_ANOMALY for failure in grounds),
+    )

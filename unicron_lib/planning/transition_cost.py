@@ -6,6 +6,7 @@ from math import isfinite
 
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.errors import UserError
+from unicron_lib.planning.cadence import UNMEASURED_S
 from unicron_lib.planning.model_profile import iteration_flops
 from unicron_lib.planning.throughput import model_of
 
@@ -69,7 +70,8 @@ def move_of(spec: JobSpec, flops: float) -> Move:
     if spec.command:
         return Move(base_s=spec.transition_s)
     model = model_of(spec)
-    redo_s = spec.save_interval / 2 * iteration_flops(model) / flops if flops > 0 else 0.0
+    between_s = spec.save_interval * iteration_flops(model) / flops if flops > 0 else 0.0
+    redo_s = (between_s if spec.save_interval else UNMEASURED_S) / 2
     return Move(base_s=spec.transition_s, state_bytes=STATE_BYTES * model.num_params, redo_s=min(redo_s, MOST_REDO_S))
 
 

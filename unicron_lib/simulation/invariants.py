@@ -27,8 +27,8 @@ def _of_plan(before: ClusterState, plan: Plan, after: ClusterState) -> str | Non
             away = {slot.node for slot in slots if name in moved and after.nodes[slot.node].status is not NodeStatus.READY}
             twice = (slot for slot in slots if slot in taken)
             checks = (
-                (
-                    plan.gpus.get(name, 0) != len(slots),
+                (  # a job may be submitted anew while the plan is made, and still hold what it had before
+                    (name in plan.gpus or name in moved) and plan.gpus.get(name, 0) != len(slots),
                     f"counts {plan.gpus.get(name, 0)} GPUs for {name}, but places {len(slots)}",
                 ),
                 (bool(slots) and not job.spec.admits(len(slots)), f"gives {name} {len(slots)} GPUs, which its limits forbid"),

@@ -4,9 +4,8 @@ import io
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,34 +15,16 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from unicron_lib.adapters.s3 import S3Store
 from unicron_lib.adapters.s3_yardstick import Yardstick, settings
 from unicron_lib.checkpointing.repository import CheckpointRepository
-from unicron_lib.checkpointing.tensors import unpack
+from unicron_lib.checkpointing.tensors import pack_into, unpack
+from unicron_lib.training.memory_trial import restoring, slot_for, training
 from unicron_lib.training.shards import to_bytes
+from unicron_lib.training.trial_cost import JOB, Cost, timed
 
 BAR_BLOCKING = 0.05
 BAR_COPIES = 1.01
 BAR_TRANSFER = 0.9
 BYTES_PER_PARAMETER = 12
 """float32, with Adam's two moments."""
-JOB = "bench"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """One figure beside another one; `ratio` is held against `bar`, as a lower or, where `at_most`, an upper bound."""
-
-    what: str
-    value: float
-    unit: str
-    beside: str
-    other: float
-    ratio: float
-    bar: float | None = None
-    at_most: bool = False
-
-    @property
-    def ok(self) -> bool:
-        """Whether the bar, if there is one, is held."""
-        return self.bar is None or (self.ratio <= self.bar if self.at_most else self.ratio >= self.bar)
 
 
 def make_state(num_parameters: int) -> dict[str, torch.Tensor]:
@@ -71,34 +52,31 @@ def measure(bucket: str, *, num_parameters: int, rounds: int) -> Iterator[Cost]:
         bar=BAR_COPIES,
         at_most=True,
     )
+    yield from restoring(bucket, state, rounds)
     del state
     yield from _transfers(bucket, data, yardstick, rounds)
+    del data
+    yield from training()
 
 
 def _blocking(state: dict[str, torch.Tensor], yardstick: Yardstick, rounds: int) -> Iterator[Cost]:
-    ours, synchronous, others = [], [], []
+    ours, slots, synchronous, others = [], [], [], []
     memory = to_bytes(state)  # as a rank keeps it from one save to the next
-    with _alone():
+    with _alone(), slot_for(state) as slot:
         for _ in range(rounds):
-            ours.append(_timed(lambda: to_bytes(state, memory)))
-            synchronous.append(_timed(lambda: _save_at_once(state, yardstick)))
+            ours.append(timed(lambda: to_bytes(state, memory)))
+            slots.append(timed(lambda: pack_into(state, slot)))
+            synchronous.append(timed(lambda: _save_at_once(state, yardstick)))
             others.append(_async_save(state))
-    mine = statistics.median(ours)
-    for beside, times, bar in (
-        ("torch.save and upload, all synchronous", synchronous, BAR_BLOCKING),
-        ("DCP async_save, to a folder", others, None),
+    save, keep = "training stands still", "training stands still, to keep the state in memory"
+    at_once = "torch.save and upload, all synchronous"
+    for what, mine, beside, times, bar in (
+        (save, ours, at_once, synchronous, BAR_BLOCKING),
+        (save, ours, "DCP async_save, to a folder", others, None),
+        (keep, slots, at_once, synchronous, BAR_BLOCKING),
     ):
-        other = statistics.median(times)
-        yield Cost(
-            what="training stands still",
-            value=mine,
-            unit="s",
-            beside=beside,
-            other=other,
-            ratio=mine / other,
-            bar=bar,
-            at_most=True,
-        )
+        value, other = statistics.median(mine), statistics.median(times)
+        yield Cost(what=what, value=value, unit="s", beside=beside, other=other, ratio=value / other, bar=bar, at_most=True)
 
 
 def _save_at_once(state: dict[str, torch.Tensor], yardstick: Yardstick) -> None:
@@ -140,7 +118,7 @@ def _transfers(bucket: str, data: bytearray, yardstick: Yardstick, rounds: int) 
         started = time.perf_counter()
         shard = repository.put_shard(iteration=0, generation=0, save="all", rank=0, data=data, tensors=names)
         up.append(time.perf_counter() - started)
-        down.append(_timed(lambda shard=shard: repository.load_shard(shard)))  # type: ignore[misc]
+        down.append(timed(lambda shard=shard: repository.load_shard(shard)))  # type: ignore[misc]
         for setting in settings():
             raw_up.setdefault(setting.name, []).append(yardstick.upload("raw", data, setting))
             raw_down.setdefault(setting.name, []).append(yardstick.download("raw", setting))
@@ -154,9 +132,3 @@ def _beside_boto3(what: str, mine: list[float], raw: dict[str, list[float]], num
     value, other = num_bytes / min(mine) / 1e6, num_bytes / min(raw[name]) / 1e6
     beside = f"boto3's best ({name})"
     return Cost(what=what, value=value, unit="MB/s", beside=beside, other=other, ratio=value / other, bar=BAR_TRANSFER)
-
-
-def _timed(act: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    act()
-    return time.perf_counter() - started

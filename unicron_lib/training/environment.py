@@ -7,12 +7,16 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from unicron_lib.agent.beats import BEAT_FILE
+from unicron_lib.agent.slot_places import MEMORY_DIR, MEMORY_SLOT
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout, Place
 from unicron_lib.domain.skipping import Ranges
 from unicron_lib.errors import UserError
 
-OPTIONAL = ("UNICRON_RESTORE_FROM", "UNICRON_SKIPPED_BATCHES", "UNICRON_TP", "UNICRON_PP", BEAT_FILE)
+OPTIONAL = (
+    *("UNICRON_RESTORE_FROM", "UNICRON_SKIPPED_BATCHES", "UNICRON_MTBF_S", "UNICRON_TP", "UNICRON_PP"),
+    *(MEMORY_DIR, MEMORY_SLOT, BEAT_FILE),
+)
 """Variables that a generation may lack: those of an earlier one mean nothing in it."""
 LOG_FILE = "UNICRON_LOG_FILE"
 """Where a rank's output goes; one that was started writes there already, one that changes its place goes over to it."""
@@ -24,7 +28,9 @@ _ranges: TypeAdapter[Ranges] = TypeAdapter(Ranges)
 class RankEnvironment:
     """One rank's place in one generation of a job. `restore_from` is a manifest's key, None for a fresh start.
 
-    `skipped` are the batches that are left out, `tp` and `pp` the sizes of tensor and pipeline parallelism.
+    `skipped` are the batches that are left out. In `memory_dir` are the job's slots on this node; if a `memory_slot` is given,
+    the slot of that place has the state to begin from. `mtbf_s` is the job's mean time between failures, 0 if it is not known.
+    `tp` and `pp` are the sizes of tensor and pipeline parallelism.
     """
 
     spec: JobSpec
@@ -41,6 +47,9 @@ class RankEnvironment:
     restore_from: str | None = None
     skipped: Ranges = ()
     beat_file: Path | None = None
+    memory_dir: Path | None = None
+    memory_slot: tuple[int, int] | None = None
+    mtbf_s: float = 0.0
     tp: int = 1
     pp: int = 1
 
@@ -86,6 +95,9 @@ def read_environment(variables: Mapping[str, str]) -> RankEnvironment:
             restore_from=variables.get("UNICRON_RESTORE_FROM") or None,
             skipped=_ranges.validate_json(variables.get("UNICRON_SKIPPED_BATCHES", "[]")),
             beat_file=Path(variables[BEAT_FILE]) if variables.get(BEAT_FILE) else None,
+            memory_dir=Path(variables[MEMORY_DIR]) if variables.get(MEMORY_DIR) else None,
+            memory_slot=_place(variables.get(MEMORY_SLOT, "")),
+            mtbf_s=float(variables.get("UNICRON_MTBF_S", 0.0)),
             tp=int(variables.get("UNICRON_TP", "1")),
             pp=int(variables.get("UNICRON_PP", "1")),
         )
@@ -95,3 +107,8 @@ def read_environment(variables: Mapping[str, str]) -> RankEnvironment:
         raise UserError(f"UNICRON_JOB_SPEC or UNICRON_SKIPPED_BATCHES is wrong: {error.errors()[0]['msg']}") from error
     except ValueError as error:
         raise UserError(f"a rank's environment is wrong: {error}") from error
+
+
+def _place(told: str) -> tuple[int, int] | None:
+    generation, _, iteration = told.partition("/")
+    return (int(generation), int(iteration)) if told else None

@@ -16,6 +16,7 @@ from unicron_lib.training.effort import Effort
 from unicron_lib.training.peers import Peers
 from unicron_lib.training.position import Position
 from unicron_lib.training.replica import Replica
+from unicron_lib.training.snapshots import Snapshots
 from unicron_lib.training.transfer import receive_checked, send_checked
 
 log = logging.getLogger(__name__)
@@ -49,12 +50,21 @@ class Origin:
 
 @dataclass(slots=True, kw_only=True)
 class Memory:
-    """What a rank's process keeps from generation to generation; the next save is due as if `saved` had been the last one."""
+    """What a rank's process keeps from generation to generation; the next save is due as if `saved` had been the last one.
+
+    That was `saved_at` (monotonic), or the process began then.
+    `came_from` tells where a state is from that this process has not computed. With `is_recheck_off` the job's kernels are
+    known not to be deterministic.
+    """
 
     replica: Replica
     effort: Effort = field(default_factory=Effort)
     position: Position = field(default_factory=Position)
     saved: int = -1
+    saved_at: float = field(default_factory=time.monotonic)
+    snapshots: Snapshots | None = None
+    came_from: str = ""
+    is_recheck_off: bool = False
 
 
 def hand_over(
@@ -83,12 +93,13 @@ def hand_over(
     else:
         copied_bytes = _copy_state(peers, memory, agreed) + _resume(peers, memory, agreed)
     origin = Origin(
-        source=_source(agreed, peers.rank, fallback),
+        source=_source(agreed, peers.rank, memory, fallback),
         copied_bytes=copied_bytes,
         copy_s=time.monotonic() - started if copied_bytes else 0.0,
         kept_micro_batches=len(agreed.keeps[peers.rank]),
         recomputed_micro_batches=len(agreed.in_place_of_lost[peers.rank]),
     )
+    memory.came_from = ""
     log.info("rank %d goes on after iteration %d: %s", peers.rank, memory.position.iteration, origin)
     return origin
 
@@ -109,11 +120,11 @@ def _standing_of(memory: Memory, *, rank: int, node: str) -> Standing:
     )
 
 
-def _source(agreed: Agreement, rank: int, fallback: Fallback) -> str:
+def _source(agreed: Agreement, rank: int, memory: Memory, fallback: Fallback) -> str:
     if agreed.loads_fallback:
         return fallback.name
     source = agreed.source_of[rank]
-    return "own memory" if source is None else f"rank {source}"
+    return memory.came_from or "own memory" if source is None else f"rank {source}"
 
 
 def _load(memory: Memory, fallback: Fallback, generation: int) -> None:

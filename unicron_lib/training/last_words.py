@@ -10,6 +10,7 @@ from typing import NoReturn
 from unicron_lib.agent.exception_text import cause_of, context_of, message_of, stack_of
 from unicron_lib.agent.rank_messages import RankFailed
 from unicron_lib.training.environment import RankEnvironment
+from unicron_lib.training.outvoting import InDoubt
 
 
 def last_words(
@@ -27,6 +28,8 @@ def last_words(
         parked=parked,
         cause=cause_of(error),
         context=context_of(error),
+        spoiled=error.spoiled if isinstance(error, InDoubt) else None,
+        verdict=error.verdict if isinstance(error, InDoubt) else "",
     )
 
 

@@ -5,7 +5,9 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Literal
 
-Order = Literal["drain", "park", "abort", "assign", "save_replica", "quit", "raise", "nan", "spike", "slow", "exit"]
+Order = Literal[
+    "drain", "park", "abort", "assign", "save", "save_replica", "quit", "raise", "nan", "spike", "corrupt", "slow", "exit"
+]
 
 
 class State(StrEnum):
@@ -31,6 +33,7 @@ class Act(StrEnum):
     PARK_AT_END = "park at the end of the iteration"
     PARK_NOW = "park now, breaking what it waits for"
     SAY_AGAIN = "say again that it is parked"
+    SAVE_AT_END = "save a checkpoint at the end of the iteration, and train on"
     HAND_ON = "give it to the thread that waits for it"
     REFUSE = "log it, and do nothing"
 
@@ -43,12 +46,14 @@ TABLE: Mapping[Order, Mapping[State, Act]] = MappingProxyType(
         "drain": dict.fromkeys((*_BEGINNING, State.TRAINING, State.DRAINING), Act.DRAIN),
         "park": dict.fromkeys(_BEGINNING, Act.PARK_NOW) | {State.TRAINING: Act.PARK_AT_END, State.PARKED: Act.SAY_AGAIN},
         "abort": dict.fromkeys((*_BEGINNING, State.TRAINING, State.DRAINING), Act.PARK_NOW) | {State.PARKED: Act.SAY_AGAIN},
+        "save": dict.fromkeys((*_BEGINNING, State.TRAINING), Act.SAVE_AT_END),
         "assign": _BY_THE_PARKED,
         "save_replica": _BY_THE_PARKED,
         "quit": _BY_THE_PARKED,
         "raise": _FAULT,
         "nan": _FAULT,
         "spike": _FAULT,
+        "corrupt": _FAULT,
         "slow": _FAULT,
         "exit": _FAULT,
     }

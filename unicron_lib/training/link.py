@@ -14,6 +14,8 @@ from unicron_lib.training.abort import Breaker
 from unicron_lib.training.life import Act, State, act_on
 
 log = logging.getLogger(__name__)
+Fault = Literal["raise", "nan", "spike", "corrupt"]
+"""What the training loop does to itself when it is ordered to."""
 
 
 class AgentLink:
@@ -29,7 +31,7 @@ class AgentLink:
         self._breaker = breaker or Breaker()
         self._orders: SimpleQueue[RankOrder] = SimpleQueue()
         self._state = State.STARTING
-        self._is_draining = self._is_parking = False
+        self._is_draining = self._is_parking = self._is_saving = False
         self._parks_now = threading.Event()
         self._parked: FromRank | None = None
         self.injected_text = ""
@@ -48,16 +50,16 @@ class AgentLink:
         except OSError:
             os._exit(1)
 
-    def take_fault(self) -> Literal["raise", "nan", "spike"] | None:
+    def take_fault(self) -> Fault | None:
         """An injected fault that has been ordered since the last call; ends the process if that was the fault."""
-        fault: Literal["raise", "nan", "spike"] | None = None
+        fault: Fault | None = None
         while True:
             try:
                 order = self._orders.get_nowait()
             except Empty:
                 return fault or self._spike()
             match order.order:
-                case "raise" | "nan" as fault:
+                case "raise" | "nan" | "corrupt" as fault:
                     self.injected_text = order.text
                 case "spike":
                     self._spiked = int(order.amount)
@@ -74,6 +76,12 @@ class AgentLink:
             return None
         self._spiked -= 1
         return "spike"
+
+    def take_save(self) -> bool:
+        """Whether a checkpoint has been ordered since the last call."""
+        with self._changing:
+            ordered, self._is_saving = self._is_saving, False
+        return ordered
 
     @property
     def slowness(self) -> float:
@@ -163,6 +171,8 @@ class AgentLink:
                 self._is_parking = True
             case Act.PARK_NOW:
                 self._park_now()
+            case Act.SAVE_AT_END:
+                self._is_saving = True
             case Act.SAY_AGAIN:
                 assert self._parked is not None
                 self.send(self._parked)

@@ -22,7 +22,8 @@ from unicron_lib.training.handover import Memory, Origin
 from unicron_lib.training.ledger import Entry, Ledger
 from unicron_lib.training.link import AgentLink
 from unicron_lib.training.optimizer import learning_rate
-from unicron_lib.training.peers import Parked, Peers
+from unicron_lib.training.peers import Alone, Parked, Peers
+from unicron_lib.training.recheck import Recheck
 from unicron_lib.training.reduction import sum_buckets
 from unicron_lib.training.replica import MicroBatch, Reduced, Replica
 from unicron_lib.training.saver import Saver
@@ -63,6 +64,10 @@ class Work:
             for batch in replica.add_micro_batches(batches, poll):
                 effort.finish(batch.number)
 
+    def add_gradients(self, replica: Replica, iteration: int, micro_batch: int) -> None:
+        """Add those of one micro-batch of an iteration, whoever's it is. The replica is one rank."""
+        replica.add_micro_batch(self._micro_batch(iteration, micro_batch, replica.device))
+
     def _micro_batch(self, iteration: int, number: int, device: torch.device) -> MicroBatch:
         size = self._spec.micro_batch_size
         first = number * size
@@ -101,12 +106,17 @@ class Loop:
         self._link = link
         self._origin = origin
         self._flops = iteration_flops(env.spec)
+        # ranks that need siblings would have to do it again when those of another column differ
+        alike = peers if memory.replica.siblings.are_none else Alone()
+        self._recheck = Recheck(env.spec, memory=memory, peers=alike, add_gradients=work.add_gradients, mark=self._mark)
 
     def run(self, ledger: Ledger) -> bool:
         """Train; True when the last iteration is done, False when a drain has stopped all ranks before it.
 
-        Raises CollectiveFailed when a peer is lost, and Parked when the agent wants this rank to leave its iteration.
+        Raises CollectiveFailed when a peer is lost, and Parked when the agent wants this rank to leave its iteration; and what
+        Recheck raises.
         """
+        self._recheck.run()
         ended = time.monotonic()
         while self._position.iteration + 1 < self._spec.train_iters:
             started, iteration = ended, self._position.iteration + 1
@@ -121,12 +131,24 @@ class Loop:
             is_last = iteration + 1 == self._spec.train_iters
             if reduced.stop and not is_last:
                 return False
+            if self._recheck.run():
+                ended = time.monotonic()
+            if not is_last and self._keep():
+                ended = time.monotonic()
             if reduced.save and not is_last:
-                self._memory.saved = iteration
+                self._memory.saved, self._memory.saved_at = iteration, time.monotonic()
                 self._beats.mark(Section.CHECKPOINT)
                 self._saver.begin(self._position, self._replica.state())
                 ended = time.monotonic()
         return True
+
+    def _keep(self) -> bool:
+        """Copy the state into host memory if that is due, for all ranks of the node; whether it was."""
+        snapshots = self._memory.snapshots
+        if snapshots is None or self._env.local_rank != 0 or not snapshots.is_due(self._position.iteration):
+            return False
+        self._beats.mark(Section.CHECKPOINT)
+        return snapshots.keep(self._position, self._replica.state())
 
     def _iterate(self, iteration: int, started: float) -> tuple[Reduced, float]:
         """One iteration: the parameters change only once all ranks' gradients have arrived. Also what its own part took."""
@@ -172,6 +194,8 @@ class Loop:
         fault = self._link.take_fault()
         if fault == "raise":
             raise injected(self._link.injected_text or f"InjectedError: injected in iteration {iteration}")
+        if fault == "corrupt":
+            self._replica.corrupt()
         self._replica.flag(stop=self._is_to_stop, save=self._is_save_due(iteration), spoil=fault == "nan")
         if fault == "spike" and not self._effort.is_resumed:
             self._replica.turn_around()
@@ -196,10 +220,16 @@ class Loop:
         self._beats.mark(Section.DRAINING if self._is_to_stop else section)
 
     def _is_save_due(self, iteration: int) -> bool:
-        """Rank 0 decides for all: a save whose turn came while another was in flight is made up for."""
+        """Rank 0 decides for all: a save that was due, or ordered, while another was in flight is made up for."""
+        if self._env.rank != 0 or self._saver.is_busy:
+            return False
+        return self._link.take_save() or self._is_turn(iteration)
+
+    def _is_turn(self, iteration: int) -> bool:
         interval = self._spec.save_interval
-        is_due = (iteration + 1) // interval > (self._memory.saved + 1) // interval
-        return self._env.rank == 0 and is_due and not self._saver.is_busy
+        if interval:
+            return (iteration + 1) // interval > (self._memory.saved + 1) // interval
+        return time.monotonic() - self._memory.saved_at >= self._saver.pause_s
 
     def _report(self, reduced: Reduced, iteration_s: float, compute_s: float) -> None:
         iteration = self._position.iteration

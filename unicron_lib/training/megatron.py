@@ -1,4 +1,4 @@
-"""The model, from megatron-core's parts. The only module that touches megatron's internals."""
+"""The model, from megatron-core's parts. Megatron's internals are touched here, and in `torch_dist`."""
 
 import hashlib
 import os

@@ -16,11 +16,14 @@ from pathlib import Path
 import unicron_lib.training.quiet  # before anything that imports torch
 
 # isort: split
+import torch
+
 # imported here so that ranks, forked from a process that has imported this module, need not
 import unicron_lib.adapters.s3  # noqa: F401
 from unicron_lib.agent.beats import BeatWriter
 from unicron_lib.agent.error_file import leave_error
 from unicron_lib.agent.rank_messages import RankFailed, RankHello, RankParked
+from unicron_lib.checkpointing.slots import SlotPair
 from unicron_lib.detection.sections import Section
 from unicron_lib.training import groups
 from unicron_lib.training.abort import Breaker
@@ -31,6 +34,7 @@ from unicron_lib.training.link import AgentLink
 from unicron_lib.training.peers import CollectiveFailed, Parked
 from unicron_lib.training.replica import Replica
 from unicron_lib.training.siblings import Siblings
+from unicron_lib.training.snapshots import Snapshots
 from unicron_lib.training.term import Term
 
 log = logging.getLogger(__name__)
@@ -112,7 +116,7 @@ class Rank:
         if self._memory is None or not self._memory.replica.siblings.has(env.layout, env.place):
             device = self._memory.replica.device if self._memory else groups.choose_device(env.local_rank)
             self._memory = None  # before there is room for another one
-            self._memory = Memory(replica=Replica(env.spec, device, Siblings(env.layout, env.place)))
+            self._memory = _fresh(env, device)
         return self._memory
 
     def _say(self, interruption: Interruption) -> None:
@@ -170,6 +174,13 @@ class Rank:
         env = self._env
         kept = len(self._memory.effort.done) if self._memory and self._memory.position.is_whole else 0
         return RankParked(job=env.job, generation=env.generation, rank=env.rank, iteration=self._iteration, micro_batches=kept)
+
+
+def _fresh(env: RankEnvironment, device: torch.device) -> Memory:
+    """A memory without a state. A node's slots are for whole ones."""
+    replica = Replica(env.spec, device, Siblings(env.layout, env.place))
+    memory_dir = env.memory_dir if replica.siblings.are_none else None
+    return Memory(replica=replica, snapshots=Snapshots(SlotPair(memory_dir), env.spec) if memory_dir else None)
 
 
 def _write_to(file: str | None) -> None:

@@ -91,6 +91,7 @@ class Replica:
         self._model_gradient = torch.zeros(size, dtype=megatron.DTYPES[spec.params_dtype], device=device)
         self._is_mixed = self._model_gradient.dtype != dtype
         self._is_apart = self._is_mixed or not self.siblings.are_none
+        self._is_corrupt = False
         self._tie()
         self._tied = _Tied(self._gradient_of(TIED), self.siblings) if self._has_half_of_tied else None
         self._norm: float | None = None
@@ -177,6 +178,8 @@ class Replica:
         if self._is_apart:
             self._gradient.add_(self._model_gradient)
             self._model_gradient.zero_()
+        if self._is_corrupt:
+            self._flip_a_bit()
         if self.siblings.is_last:
             self._tail[0] += output.detach()
         marks = [(1, *divmod(sample, ID_BASE)) for sample in batch.samples]
@@ -198,6 +201,16 @@ class Replica:
     def turn_around(self) -> None:
         """An injected fault: the gradient points to where the loss is high, and outweighs those of all other ranks."""
         self._gradient.mul_(-SPIKE_FACTOR)
+
+    def corrupt(self) -> None:
+        """An injected fault: from now on this rank computes wrongly, if only a bit of each micro-batch's gradient."""
+        self._is_corrupt = True
+
+    def _flip_a_bit(self) -> None:
+        """The highest one of the mantissa: the number stays what it was to within its half."""
+        number = self._gradient[:1]
+        integer, bit = (torch.int64, 51) if number.dtype == torch.float64 else (torch.int32, 22)
+        number.view(integer).bitwise_xor_(1 << bit)
 
     def reduced(self, *, heeds_stop: bool = True) -> Reduced:
         """Read what came with the all-reduce of `buffer`; a sample that several ranks have added is listed as often.

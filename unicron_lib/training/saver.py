@@ -12,7 +12,9 @@ from unicron_lib.checkpointing.manifest import Manifest, Shard, format_of
 from unicron_lib.checkpointing.model_state import of_the_state, owned_at, slices_at
 from unicron_lib.checkpointing.repository import CheckpointRepository
 from unicron_lib.checkpointing.slices import TensorSlice
+from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.errors import CheckpointError, StaleGeneration, StoreError
+from unicron_lib.planning.cadence import UNMEASURED_S, pause_s
 from unicron_lib.training.environment import RankEnvironment
 from unicron_lib.training.position import Position
 from unicron_lib.training.shards import own_share, to_bytes
@@ -38,8 +40,20 @@ class Copy:
     began: float = field(default_factory=time.monotonic)
 
 
+def reach_of(spec: JobSpec, iteration: int) -> int | None:
+    """The iteration from which, or from before which, a checkpoint must be left when one of `iteration` is there; None: any.
+
+    A spike of the loss, or a wrong result, is in checkpoints already when it is found out.
+    """
+    back = max(REACH * spec.loss_spike_patience_iters if spec.loss_guard else 0, spec.rerun_check_interval)
+    return iteration - back if back else None
+
+
 class Saver:
-    """At most one save is in flight. A store that is down costs warnings and the checkpoint's age, never the training."""
+    """At most one save is in flight. A store that is down costs warnings and the checkpoint's age, never the training.
+
+    `pause_s` is how long it pays to wait for the next one.
+    """
 
     def __init__(self, repository: CheckpointRepository, env: RankEnvironment) -> None:
         self._repository = repository
@@ -51,6 +65,7 @@ class Saver:
         self._committed_at = time.monotonic()
         self.committed: str | None = env.restore_from
         self.is_stale = False
+        self.pause_s = UNMEASURED_S
 
     @property
     def is_busy(self) -> bool:
@@ -154,11 +169,12 @@ class Saver:
         )
 
     def _commit(self, copy: Copy) -> None:
-        self.committed = self._repository.commit(self._manifest(copy, self._gather(copy.iteration)))
+        manifest = self._manifest(copy, self._gather(copy.iteration))
+        self.committed = self._repository.commit(manifest)
+        self.pause_s = pause_s(blocking_s=manifest.blocking_s, upload_s=manifest.upload_s, mtbf_s=self._env.mtbf_s)
         self._committed_at = time.monotonic()
         spec = self._env.spec
-        # a spike of the loss is found out when checkpoints of it exist already: one from before it must be left
-        reach = copy.iteration - REACH * spec.loss_spike_patience_iters if spec.loss_guard else None
+        reach = reach_of(spec, copy.iteration)
         self._repository.collect(retain=spec.save_retain, generation=self._env.generation, reach=reach)
 
     def _gather(self, iteration: int) -> tuple[Shard, ...]:

@@ -39,7 +39,8 @@ async def with_prefect(prefect_server, clear_runs, site, monkeypatch, tmp_path):
     """The fake site of two nodes and one job, whose flows speak to the real server; task results go to its store."""
     made = response.services()
     made = replace(made, controller=WholeController(site.agents))
-    for module in ("tasks.health", "tasks.planning", "tasks.transition", "flows.response", "flows.service", "flows.watching"):
+    modules = ("tasks.health", "tasks.planning", "tasks.transition", "tasks.memory", "tasks.sending")
+    for module in (*modules, "flows.response", "flows.service", "flows.watching", "flows.burials"):
         monkeypatch.setattr(f"{module}.services", lambda: made)
     monkeypatch.setattr("tasks.events.emit_event", emit_event)
     site.controller = made.controller

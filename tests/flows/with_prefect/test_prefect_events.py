@@ -1,6 +1,7 @@
 """Events, automations and runs on a real server: nothing depends on how many of them arrive."""
 
 import asyncio
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -10,16 +11,21 @@ from prefect.client.schemas.objects import StateType
 from prefect.events import emit_event
 from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter
 from prefect.flow_engine import run_flow_async
-from prefect.states import Running
+from prefect.states import Completed, Running
 from prefect_site import ROOT, recovery_service, register_quick, runs_of, until
 
+from flows.burials import LEASE_S, bury_dead_answers
+from flows.deployments import load, register
 from flows.recovery import recover
+from flows.response import plain, respond
+from flows.watching import _start_another_run
 from tasks.events import OPENED
 from tasks.health import report_failure
 from unicron_lib.agent.messages import GpuFault, Observation
 from unicron_lib.domain.cluster import IncidentStatus, NodeStatus
 from unicron_lib.domain.events import FailureDetected, NodeJoined
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
+from unicron_lib.domain.jobs import JobSpec, JobState
 
 OVER = {IncidentStatus.CLOSED, IncidentStatus.MERGED}
 
@@ -121,6 +127,49 @@ async def test_a_run_that_died_blocks_nobody(with_prefect):
         with_prefect.fail("f1")
         await until("the recovery", lambda: all_over(with_prefect))
     assert StateType.RUNNING in {run.state.type for run in await runs_of("recover") if run.id == dead.id}
+
+
+async def test_a_run_that_died_does_not_claim_to_be_running_for_ever(with_prefect):
+    """PB48: `recover` is found in Prefect as crashed once its incident is over; one that has something to do is left alone."""
+    with_prefect.fail("f1")
+    (incident,) = with_prefect.journal.refresh().open_incidents
+    async with get_client() as client:
+        deployment = await client.read_deployment_by_name("recover/recover")
+        for wanted in (incident.id, "open"):
+            run = await client.create_flow_run_from_deployment(deployment.id, parameters={"incident": wanted})
+            await client.set_flow_run_state(run.id, Running(), force=True)
+        done = await client.create_flow_run_from_deployment(deployment.id, parameters={"incident": incident.id})
+        await client.set_flow_run_state(done.id, Completed(), force=True)
+
+    async def claims():
+        return sorted(run.state.name for run in await runs_of("recover"))
+
+    await bury_dead_answers(time.time() + 10 * LEASE_S)
+    assert await claims() == ["Completed", "Running", "Running"], "the incident is open"
+    await respond(plain)
+    assert all_over(with_prefect)
+    await bury_dead_answers(time.time())
+    assert await claims() == ["Completed", "Running", "Running"], "they may be telling it this moment"
+    await bury_dead_answers(time.time() + LEASE_S + 1.0)
+    assert await claims() == ["Completed", "Crashed", "Crashed"]
+
+
+async def test_a_job_without_a_worker_gets_one_more_run_and_not_one_each_time(with_prefect, tmp_path):
+    """PB48: its run has died and no worker takes up the next one for hours; when one comes, the job is taken up once."""
+    entry = {"name": "gpt-x", "entrypoint": "flows.training.train", "parameters": {"job": {"job": "gpt-x"}}, "pull": []}
+    file = tmp_path / "gpt-x.yaml"
+    file.write_text(yaml.safe_dump({"name": "gpt-x", "deployments": [{**entry, "work_pool": {"name": "unicron"}}]}))
+    await register(load(file))
+    async with get_client() as client:
+        deployment = await client.read_deployment_by_name("train/gpt-x")
+        first = await client.create_flow_run_from_deployment(deployment.id)
+        job = JobState(spec=JobSpec(job="gpt-x"), submission=str(first.id))
+        await _start_another_run("gpt-x", job)
+        assert [run.id for run in await runs_of("gpt-x")] == [first.id], "it still waits for a worker"
+        await client.set_flow_run_state(first.id, Running(), force=True)
+    for _ in range(3):
+        await _start_another_run("gpt-x", job)
+    assert [run.state.type for run in await runs_of("gpt-x")] == [StateType.CRASHED, StateType.SCHEDULED]
 
 
 async def test_a_flood_of_events_delays_no_recovery_and_loses_no_failure(with_prefect):

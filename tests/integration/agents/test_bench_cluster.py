@@ -5,17 +5,19 @@ import math
 import pytest
 
 from unicron_lib.cli import overhead_figures
-from unicron_lib.cli.detection_figures import measure
+from unicron_lib.cli.detection_figures import Rounds, measure
 from unicron_lib.local.bench_cluster import BenchFailed, bench_cluster
 
 
 async def test_real_processes_are_measured_and_nothing_is_left() -> None:
     """The first two kinds, once each."""
+    rounds = []
     async with bench_cluster() as cluster:
-        figures = measure(cluster, 1)
+        figures = measure(cluster, Rounds(number=1, done=lambda: rounds.append(1)))
         found = [await anext(figures), await anext(figures)]
         await figures.aclose()
     assert [len(latency.samples) for latency in found] == [1, 1]
+    assert len(rounds) == 2
     assert all(0.0 < latency.median < math.inf for latency in found)
     assert not cluster.directory.exists()
 

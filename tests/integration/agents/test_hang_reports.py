@@ -5,6 +5,7 @@ import signal
 import time
 
 import psutil
+from beating_rank import WARM
 from local_cluster import LocalCluster, descendants, eventually, pids
 
 from unicron_lib.agent.messages import InjectFault, RankResumed, RankStalled
@@ -35,6 +36,16 @@ async def test_a_hanging_rank_is_reported_and_its_return_too(cluster: LocalClust
     assert back.body.rank == 1
     waiting = await cluster.client.observations(job="pacing", wait_s=0.1)
     assert {observation.body.rank for observation in waiting} == {1}
+
+
+async def test_a_rank_that_sleeps_for_ever_is_told_with_what_was_seen_of_its_process(cluster: LocalCluster) -> None:
+    cluster.start_agent("n1", "--rank-target", "beating_rank:deadlock")
+    await cluster.node("n1")
+    await cluster.launch(node="n1", job="sleeping")
+    seen = await cluster.observation("rank_stalled", "sleeping")
+    assert isinstance(seen.body, RankStalled)
+    assert (seen.body.section, seen.body.iteration) == ("step", WARM - 1)
+    assert 0.0 < seen.body.still_s < seen.body.silent_s
 
 
 async def test_pages_are_gone_with_their_agent(cluster: LocalCluster) -> None:

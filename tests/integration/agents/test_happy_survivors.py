@@ -67,11 +67,11 @@ async def site(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch):
     store = open_store(cluster.store_url)
     settings = Settings(store_url=cluster.store_url, controller_url="unused", token="unused", drain_s=1.0)
     made = Services(settings=settings, store=store, journal=Journal(store), controller=cluster.client)
-    for module in ("tasks.health", "tasks.planning", "tasks.transition", "flows.response"):
+    for module in ("tasks.health", "tasks.planning", "tasks.transition", "tasks.memory", "tasks.sending", "flows.response"):
         monkeypatch.setattr(f"{module}.services", lambda: made)
     monkeypatch.setattr("tasks.events.emit_event", lambda **_: None)
     eager, decide = Policy(root_cause_grace_s=0.0, settle_s=0.0), response.decide
-    monkeypatch.setattr(response, "decide", lambda state, now: decide(state, now, eager))
+    monkeypatch.setattr(response, "decide", lambda state, now, _: decide(state, now, eager))
     command, opened = cluster.client.command, {}
 
     async def noted(node, wanted, **keys):

@@ -3,7 +3,7 @@
 import pytest
 from local_cluster import LocalCluster, eventually
 
-from unicron_lib.agent.messages import GpuFault, InjectFault, NodeUnreachable, Observation, RankExited, RankStalled
+from unicron_lib.agent.messages import GpuFault, InjectFault, NodeNotice, NodeUnreachable, Observation, RankExited, RankStalled
 from unicron_lib.agent.rank_messages import RankFailed
 from unicron_lib.detection.classify import classify
 from unicron_lib.domain.failures import ErrorKind
@@ -136,6 +136,19 @@ async def test_a_link_that_flaps(shared_cluster: LocalCluster) -> None:
         assert (failure.kind, failure.node) == (ErrorKind.LINK_FLAPPING, node)
         assert port in failure.evidence
         await shared_cluster.client.acknowledge([seen.id])
+
+
+async def test_a_probe_that_hangs(shared_cluster: LocalCluster) -> None:
+    """PB05: the monitoring is lost, the node is not; it needs no driver."""
+    node = "node-probe-hang"
+    shared_cluster.start_agent(node, *RANKS)
+    await shared_cluster.node(node)
+    await inject(shared_cluster, node, "probe-hang", amount=3600.0)
+    seen = await observed(shared_cluster, node, NodeNotice)
+    assert isinstance(seen.body, NodeNotice)
+    assert (seen.body.code, seen.body.active) == ("gpu_probe_hung", True)
+    assert classify(seen) is None
+    assert (await shared_cluster.node(node)).connected
 
 
 @pytest.mark.parametrize("fault", ["node-loss", "partition"])

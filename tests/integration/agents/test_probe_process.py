@@ -92,6 +92,18 @@ async def test_a_call_that_never_returns_costs_one_process(state: Path, where: s
         assert len(probes()) == 1
 
 
+async def test_a_driver_can_be_made_to_hang_for_a_while(state: Path) -> None:
+    """PB05, as a drill on a driver that is well."""
+    async with seeing() as seen:
+        await seen.until("fine")
+        seen.sight.hang(1.5 * HUNG_S)
+        for _ in range(2):
+            assert await seen.look() == "hung"
+            assert len(probes()) <= 1
+        await seen.until("fine")
+        assert len(probes()) == 1
+
+
 async def test_a_probe_that_is_killed_is_replaced(state: Path) -> None:
     async with seeing() as seen:
         await seen.until("fine")

@@ -23,6 +23,22 @@ def test_status_tells_nodes_jobs_and_the_ui(pair):
     assert "big" in pair.cli("status").stdout
 
 
+def test_a_probe_that_hangs_is_shown_and_its_node_goes_on(cluster):
+    """PB05: the monitoring of its GPUs is lost, the node is not, and nothing is done about it; it needs no GPU."""
+    node, known = min(cluster.state.nodes), set(cluster.state.incidents)
+    cluster.cli("inject", "probe-hang", node, "--amount", "30")
+    cluster.wait("the note", lambda: "gpu_probe_hung" in noted(cluster)[node])
+    (row,) = [row for row in cluster.json("nodes")["nodes"] if row["node"] == node]
+    assert row["status"] == "ready"
+    cluster.wait("its end", lambda: "gpu_probe_hung" not in noted(cluster)[node])
+    assert [it for it in cluster.new_failures(known) if it.node == node] == []
+
+
+def noted(cluster):
+    """The notes of each node, as `unicron status` tells them."""
+    return {row["node"]: row["notes"] for row in cluster.json("status")["nodes"]}
+
+
 def test_incidents_and_explain_tell_why(pair):
     rows = pair.json("incidents")["incidents"]
     assert all(row["status"] in {"closed", "merged"} for row in rows)

@@ -1,0 +1,146 @@
+"""States in the memory of nodes, as the steps of a transition use them. Nothing here fails a step: there is the store."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from tasks.services import services
+from unicron_lib.agent.memory_messages import FetchMemory, FindMemory, ForgetMemory
+from unicron_lib.agent.messages import Command, Reply
+from unicron_lib.checkpointing.manifest import parse_key
+from unicron_lib.checkpointing.repository import CheckpointRepository
+from unicron_lib.controller.views import NodeView
+from unicron_lib.domain.cluster import ClusterState, NodeStatus
+from unicron_lib.domain.events import Scalar
+from unicron_lib.domain.plans import Assignment, Plan, Step
+from unicron_lib.errors import ControllerError
+from unicron_lib.planning.memory import HeldSlot, MemorySource, Place, choose, peers_of
+
+log = logging.getLogger("unicron.memory")
+FIND_S = 30.0
+SLOWEST_BYTES_S = 20e6
+"""As the agents have it, who give a copy up that takes longer."""
+Result = Mapping[str, Scalar]
+
+
+async def or_from_memory(state: ClusterState, plan: Plan, step: Step, chosen: Result) -> Result:
+    """What RESTORE has chosen in the store, unless there is something further in the memory of nodes."""
+    assignment, manifest = plan.assignment_of(step.job), chosen["manifest"]
+    assert assignment is not None
+    floor = await asyncio.to_thread(CheckpointRepository(services().store, step.job).memory_from)
+    iteration, generation = parse_key(step.job, str(manifest)) if manifest else (-1, -1)
+    saved = (generation, iteration) if manifest else None
+    source, skipped = await _find_source(state, step, assignment, floor=floor, saved=saved)
+    result = {**chosen, "skipped": "; ".join(filter(None, (str(chosen["skipped"]), skipped)))}
+    return result | {"fallback_iteration": iteration} | _told(source) if source else result
+
+
+async def _find_source(
+    state: ClusterState, step: Step, assignment: Assignment, *, floor: int, saved: Place | None
+) -> tuple[MemorySource | None, str]:
+    """The state in memory that a generation begins from, brought to one of its nodes; and why others are not used."""
+    views = await _nodes()
+    replies = await asyncio.gather(*(_find(node, step) for node in views))
+    slots = [slot for node, reply in zip(views, replies, strict=True) for slot in _slots(node, reply)]
+    skipped = "; ".join(
+        f"{node}: {reply.result['skipped']}" for node, reply in zip(views, replies, strict=True) if reply and _skips(reply)
+    )
+    racks = {name: node.rack for name, node in state.nodes.items()}
+    source = choose(slots, assignment.nodes, floor=floor, saved=saved, racks=racks)
+    if source is not None and not source.on and not await _fetched(step, source, views):
+        return None, "; ".join(filter(None, (skipped, f"iteration {source.place[1]} could not be copied from its holders")))
+    return source, skipped
+
+
+def _told(source: MemorySource) -> dict[str, Scalar]:
+    """A source as RESTORE's result tells it."""
+    where = f"memory of {', '.join(source.on)}" if source.on else f"memory of {source.holders[0]}, copied to {source.to}"
+    return {
+        "memory": where,
+        "memory_generation": source.place[0],
+        "memory_bytes": source.num_bytes,
+        "iteration": source.place[1],
+    }
+
+
+def place_of(restored: Result) -> Place | None:
+    """The place that RESTORE has told of."""
+    generation, iteration = restored.get("memory_generation"), restored.get("iteration")
+    return None if generation is None or iteration is None else (int(generation), int(iteration))
+
+
+async def peers(state: ClusterState, assignment: Assignment) -> tuple[str, ...]:
+    """Where the nodes of an assignment send copies of what they keep in memory, `HOST:PORT`."""
+    if len(assignment.nodes) != 1 or state.jobs[assignment.job].spec.memory_interval == 0:
+        return ()
+    views = {name: view for name, view in (await _nodes()).items() if _is_ready(state, name)}
+    racks = {name: node.rack for name, node in state.nodes.items()}
+    return tuple(_address(views[name]) for name in peers_of(assignment.job, assignment.nodes, views, racks))
+
+
+async def forget(step: Step) -> None:
+    """The job has ended: nobody needs its states any more."""
+    views = await _nodes()
+    commands = (
+        (node, ForgetMemory(step=f"{step.id}/forget/{node}", job=step.job, below_generation=step.generation)) for node in views
+    )
+    await asyncio.gather(*(_ask(node, command, services().settings.command_s) for node, command in commands))
+
+
+async def _find(node: str, step: Step) -> Reply | None:
+    return await _ask(node, FindMemory(step=f"{step.id}/find/{node}", job=step.job), FIND_S)
+
+
+async def _fetched(step: Step, source: MemorySource, views: Mapping[str, NodeView]) -> bool:
+    command = FetchMemory(
+        step=f"{step.id}/fetch/{source.to}",
+        job=step.job,
+        generation=step.generation,
+        slot_generation=source.place[0],
+        iteration=source.place[1],
+        holders=tuple(_address(views[holder]) for holder in source.holders),
+    )
+    return await _ask(source.to, command, FIND_S + len(source.holders) * source.num_bytes / SLOWEST_BYTES_S) is not None
+
+
+async def _ask(node: str, command: Command, timeout_s: float) -> Reply | None:
+    """The node's answer; None, with a line in the log, if there is none that helps."""
+    try:
+        reply = await services().controller.command(node, command, timeout_s=timeout_s)
+    except ControllerError as error:
+        log.warning("%s of %s is not asked for: %s", command.type, node, error)
+        return None
+    if not reply.ok:
+        log.warning("%s refused %s: %s", node, command.type, reply.error)
+    return reply if reply.ok else None
+
+
+async def _nodes() -> dict[str, NodeView]:
+    """The nodes that can be asked."""
+    try:
+        views = await services().controller.nodes()
+        return {view.node: view for view in views if view.connected and view.verdict == "alive" and view.memory_port}
+    except ControllerError as error:
+        log.warning("no node is asked for what is in its memory: %s", error)
+        return {}
+
+
+def _slots(node: str, reply: Reply | None) -> list[HeldSlot]:
+    found = reply.result.get("slots", []) if reply else []
+    assert isinstance(found, list)
+    return [
+        HeldSlot(node=node, place=(int(it["generation"] or 0), int(it["iteration"] or 0)), num_bytes=int(it["num_bytes"] or 0))
+        for it in found
+    ]
+
+
+def _skips(reply: Reply) -> bool:
+    return bool(reply.result.get("skipped"))
+
+
+def _is_ready(state: ClusterState, node: str) -> bool:
+    return node in state.nodes and state.nodes[node].status is NodeStatus.READY
+
+
+def _address(view: NodeView) -> str:
+    return f"{view.address}:{view.memory_port}"

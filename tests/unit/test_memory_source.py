@@ -1,0 +1,132 @@
+"""Which state in memory a generation begins from, and who keeps a second copy."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unicron_lib.domain.jobs import JobSpec, JobState
+from unicron_lib.planning.memory import HeldSlot, choose, may_begin_from_memory, peers_of
+
+RACKS = {"n1": "r1", "n2": "r1", "n3": "r2", "n4": ""}
+
+
+def slot(node: str, generation: int, iteration: int) -> HeldSlot:
+    return HeldSlot(node=node, place=(generation, iteration), num_bytes=10)
+
+
+def chosen(*slots: HeldSlot, nodes=("n1", "n2"), floor=0, saved=None):
+    return choose(slots, nodes, floor=floor, saved=saved, racks=RACKS)
+
+
+def test_without_slots_there_is_the_store() -> None:
+    assert chosen() is None
+
+
+def test_the_furthest_wins_however_far_away() -> None:
+    source = chosen(slot("n1", 2, 40), slot("n2", 2, 40), slot("n3", 2, 41))
+    assert (source.place, source.on, source.to, source.holders) == ((2, 41), (), "n1", ("n3",))
+
+
+def test_of_equals_every_near_one_is_used() -> None:
+    source = chosen(slot("n3", 2, 41), slot("n2", 2, 41), slot("n1", 2, 40))
+    assert (source.place, source.on, source.to, source.holders) == ((2, 41), ("n2",), "", ())
+
+
+def test_the_holder_in_the_same_rack_is_asked_first() -> None:
+    source = chosen(slot("n4", 2, 41), slot("n3", 2, 41), slot("n2", 2, 41), nodes=("n1",))
+    assert source.holders == ("n2", "n3", "n4")
+
+
+def test_who_went_on_later_counts_before_who_was_further() -> None:
+    """Generation 3 went on elsewhere, from iteration 100: what generation 2 has kept at 148 is another branch."""
+    assert chosen(slot("n1", 2, 148), slot("n3", 3, 120)).place == (3, 120)
+
+
+@pytest.mark.parametrize("saved", [(2, 41), (2, 42), (3, 10), (3, 50)])
+def test_a_committed_checkpoint_that_is_further_or_later_counts(saved) -> None:
+    assert chosen(slot("n1", 2, 41), saved=saved) is None
+
+
+@pytest.mark.parametrize("saved", [None, (2, 40), (1, 40)])
+def test_what_went_on_since_the_checkpoint_counts(saved) -> None:
+    assert chosen(slot("n1", 2, 41), saved=saved).place == (2, 41)
+
+
+def test_what_a_job_went_back_from_counts_no_more() -> None:
+    assert chosen(slot("n1", 3, 148), slot("n2", 4, 101), floor=4).place == (4, 101)
+    assert chosen(slot("n1", 3, 148), floor=4) is None
+
+
+places = st.tuples(st.integers(0, 5), st.integers(0, 30))
+held = st.builds(lambda node, place: slot(node, *place), st.sampled_from(sorted(RACKS)), places)
+
+
+@given(
+    slots=st.lists(held, max_size=12),
+    nodes=st.lists(st.sampled_from(sorted(RACKS)), min_size=1, unique=True),
+    floor=st.integers(0, 5),
+    saved=st.none() | places,
+)
+def test_never_backwards_and_always_from_somebody_who_has_it(slots, nodes, floor, saved) -> None:
+    source = choose(slots, nodes, floor=floor, saved=saved, racks=RACKS)
+    useful = [
+        s.place for s in slots if s.place[0] >= floor and (saved is None or (s.place[0] >= saved[0] and s.place[1] > saved[1]))
+    ]
+    assert (source is None) == (not useful)
+    if source:
+        assert source.place == max(useful)
+        holders = {s.node for s in slots if s.place == source.place}
+        assert set(source.on) == holders & set(nodes)
+        assert set(source.holders) == (set() if source.on else holders)
+        assert source.to == ("" if source.on else nodes[0])
+        assert saved is None or source.place[1] > saved[1]
+
+
+# --- peers
+
+
+def test_a_job_of_several_nodes_has_its_copies_already() -> None:
+    assert peers_of("a", ("n1", "n2"), ("n1", "n2", "n3"), RACKS) == ()
+    assert peers_of("a", (), ("n1",), RACKS) == ()
+
+
+def test_another_rack_is_better() -> None:
+    found = peers_of("a", ("n1",), ("n1", "n2", "n3", "n4"), RACKS)
+    assert set(found) == {"n2", "n3", "n4"}
+    assert found[-1] == "n2"
+
+
+def test_alone_there_is_nobody() -> None:
+    assert peers_of("a", ("n1",), ("n1",), RACKS) == ()
+
+
+def test_jobs_spread_and_each_choice_stays() -> None:
+    nodes = [f"n{number}" for number in range(20)]
+    first = [peers_of(f"job-{number}", ("n0",), nodes, {})[0] for number in range(60)]
+    assert len(set(first)) > 10
+    assert first == [peers_of(f"job-{number}", ("n0",), reversed(nodes), {})[0] for number in range(60)]
+
+
+# --- whether at all
+
+READY = JobState(spec=JobSpec(job="a"), restored=True)
+
+
+def test_a_training_that_goes_on_may() -> None:
+    assert may_begin_from_memory(READY)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"restored": False},
+        {"rolled_back_to": 7},
+        {"stuck_restarts": 2},
+        {"spec": JobSpec(job="a", memory_interval=0)},
+        {"spec": JobSpec(job="a", command=("true",))},
+    ],
+)
+def test_others_may_not(changed) -> None:
+    assert not may_begin_from_memory(replace(READY, **changed))

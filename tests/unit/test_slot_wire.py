@@ -1,0 +1,241 @@
+"""States from node to node: signed, compared, and refused where they do not belong."""
+
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from unicron_lib.agent import copying, slot_house
+from unicron_lib.agent.copying import Copying, Following
+from unicron_lib.agent.slot_house import SlotHouse
+from unicron_lib.agent.slot_wire import Get, SlotServer, fetch, offer
+from unicron_lib.checkpointing.slots import HEADER_BYTES, SlotHeader, SlotPair, digest_of
+from unicron_lib.errors import SlotError
+
+TOKEN = "secret"
+NUM_BYTES = 9 << 20
+
+
+def write(pair: SlotPair, iteration: int, generation: int = 1, *, num_bytes: int = NUM_BYTES) -> SlotHeader:
+    claim = pair.claim(num_bytes)
+    claim.data[:] = secrets.token_bytes(num_bytes)
+    header = SlotHeader(
+        job="a",
+        generation=generation,
+        iteration=iteration,
+        consumed_samples=8,
+        loss=1.5,
+        num_bytes=num_bytes,
+        digest=digest_of(claim.data),
+    )
+    claim.commit(header)
+    return header
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> SlotPair:
+    return SlotHouse(tmp_path / "here").pair("a")
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> SlotHouse:
+    return SlotHouse(tmp_path / "there")
+
+
+@pytest.fixture
+def refusals() -> dict[int, str]:
+    """Why states of a generation are not taken."""
+    return {}
+
+
+@pytest.fixture
+def peer(house: SlotHouse, refusals: dict[int, str]) -> Iterator[str]:
+    server = SlotServer(house=house, token=TOKEN, refusal=lambda header: refusals.get(header.generation, ""))
+    server.start("127.0.0.1")
+    yield f"127.0.0.1:{server.port}"
+    server.close()
+
+
+def get(iteration: int) -> Get:
+    return Get(job="a", generation=1, iteration=iteration)
+
+
+def test_a_state_is_given_and_fetched_again(here: SlotPair, house: SlotHouse, peer: str, tmp_path: Path) -> None:
+    header = write(here, 7)
+    assert offer(peer, TOKEN, here, header)
+    assert house.pair("a").check((1, 7)) == header
+    elsewhere = SlotHouse(tmp_path / "elsewhere").pair("a")
+    assert fetch(peer, TOKEN, elsewhere, get(7)) == header
+    assert elsewhere.check((1, 7)) == header
+
+
+def test_what_is_there_travels_once(here: SlotPair, peer: str) -> None:
+    header = write(here, 7)
+    assert offer(peer, TOKEN, here, header)
+    assert not offer(peer, TOKEN, here, header)
+
+
+def test_an_older_state_is_refused(here: SlotPair, house: SlotHouse, peer: str) -> None:
+    write(house.pair("a"), 5, 2)
+    with pytest.raises(SlotError, match="iteration 5 of generation 2 is there already"):
+        offer(peer, TOKEN, here, write(here, 200, 1))
+
+
+def test_a_replaced_generation_is_refused(here: SlotPair, house: SlotHouse, peer: str, refusals: dict[int, str]) -> None:
+    refusals[1] = "generation 1 has been replaced"
+    with pytest.raises(SlotError, match="generation 1 has been replaced"):
+        offer(peer, TOKEN, here, write(here, 7))
+    assert house.pair("a").found() == []
+
+
+def test_who_has_another_token_gets_and_gives_nothing(here: SlotPair, house: SlotHouse, peer: str) -> None:
+    header = write(here, 7)
+    with pytest.raises((SlotError, OSError)):
+        offer(peer, "another", here, header)
+    assert house.pair("a").found() == []
+    write(house.pair("a"), 9)
+    with pytest.raises((SlotError, OSError)):
+        fetch(peer, "another", here, get(9))
+
+
+def test_what_is_not_there_is_told(here: SlotPair, peer: str) -> None:
+    with pytest.raises(SlotError, match="there is no slot of iteration 3 of generation 1"):
+        fetch(peer, TOKEN, here, get(3))
+
+
+def test_a_damaged_state_is_not_taken(here: SlotPair, house: SlotHouse, peer: str) -> None:
+    header = write(here, 7)
+    with (here.directory / "0.slot").open("r+b") as file:
+        file.seek(HEADER_BYTES + 5_000_000)
+        file.write(b"\0\0\0\0\0\0\0\0")
+    with pytest.raises(SlotError, match="the copy is damaged"):
+        offer(peer, TOKEN, here, header)
+    assert house.pair("a").found() == []
+
+
+@pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 4096, b"\0" * 4096])
+def test_strangers_do_no_harm(noise: bytes, here: SlotPair, peer: str) -> None:
+    host, _, port = peer.rpartition(":")
+    with socket.create_connection((host, int(port))) as stranger:
+        stranger.sendall(noise)
+    assert offer(peer, TOKEN, here, write(here, 7))
+
+
+def test_a_giver_that_breaks_off_leaves_the_last_copy(here: SlotPair, house: SlotHouse, peer: str) -> None:
+    assert offer(peer, TOKEN, here, write(here, 7))
+    listener = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=pass_on, args=(listener, peer, 3 << 20), daemon=True).start()
+    with pytest.raises((SlotError, OSError)):
+        offer(f"127.0.0.1:{listener.getsockname()[1]}", TOKEN, here, write(here, 8))
+    assert [header.iteration for header in house.compared("a")[0]] == [7]
+    listener.close()
+
+
+def pass_on(listener: socket.socket, peer: str, limit: int) -> None:
+    """A network that breaks after so many bytes."""
+    host, _, port = peer.rpartition(":")
+    near, _ = listener.accept()
+    with near, socket.create_connection((host, int(port))) as far:
+        threading.Thread(target=lambda: [near.sendall(piece) for piece in iter(lambda: receive(far), b"")], daemon=True).start()
+        while limit > 0 and (piece := receive(near)):
+            far.sendall(piece)
+            limit -= len(piece)
+
+
+def receive(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(1 << 16)
+    except OSError:
+        return b""
+
+
+# --- when
+
+
+def test_a_transfer_is_followed_by_a_pause_and_only_news_travel() -> None:
+    it = Following(peers=["p", "q"])
+    assert it.is_due((1, 5), 100.0)
+    it.was_taken((1, 5), 100.0, 101.0)
+    assert not it.is_due((1, 6), 110.0)
+    assert it.is_due((1, 6), 101.0 + 1.0 / copying.DUTY)
+    assert not it.is_due((1, 5), 200.0)
+    assert it.is_due((1, 5), 101.0 + copying.REMIND_S)
+
+
+def test_who_does_not_answer_is_asked_after_the_others() -> None:
+    it = Following(peers=["p", "q"])
+    it.was_taken((1, 5), 100.0, 100.1)
+    it.was_not_taken(200.0)
+    assert it.peers == ["q", "p"]
+    assert not it.is_due((1, 5), 201.0)
+    assert it.is_due((1, 5), 200.0 + copying.RETRY_S)
+
+
+async def test_the_newest_state_goes_to_the_first_peer_that_lives(
+    here: SlotPair, house: SlotHouse, peer: str, monkeypatch
+) -> None:
+    monkeypatch.setattr(copying, "RETRY_S", 0.0)
+    job = Copying(SlotHouse(here.directory.parent), TOKEN)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = f"127.0.0.1:{closed.getsockname()[1]}"
+    job.follow("a", (nobody, peer))
+    await job.look()
+    write(here, 6)
+    write(here, 7)
+    await job.look()
+    assert house.pair("a").found() == []
+    await job.look()
+    assert [header.iteration for header in house.pair("a").found()] == [7]
+    job.keep_only(())
+    write(here, 8)
+    await job.look()
+    assert [header.iteration for header in house.pair("a").found()] == [7]
+    job.close()
+
+
+# --- the house
+
+
+def test_damaged_slots_are_told_and_left_out(house: SlotHouse) -> None:
+    write(house.pair("a"), 1)
+    write(house.pair("a"), 2)
+    with (house.directory / "a" / "1.slot").open("r+b") as file:
+        file.seek(HEADER_BYTES)
+        file.write(b"\0\0\0\0\0\0\0\0")
+    whole, reasons = house.compared("a")
+    assert [header.iteration for header in whole] == [1]
+    assert reasons == ["the slot of iteration 2 is damaged: its header tells of another digest"]
+
+
+def test_the_furthest_slot_is_enough(house: SlotHouse) -> None:
+    write(house.pair("a"), 1)
+    write(house.pair("a"), 2)
+    assert [header.iteration for header in house.compared("a")[0]] == [2]
+
+
+def test_forgotten_jobs_leave_no_directory(house: SlotHouse) -> None:
+    write(house.pair("a"), 1)
+    assert house.forget("a", 5) == 1
+    assert not (house.directory / "a").exists()
+    assert house.forget("a", 5) == 0
+    assert house.compared("a") == ([], [])
+
+
+def test_idle_slots_are_swept_and_busy_ones_are_not(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(slot_house, "SHARED", tmp_path)
+    monkeypatch.setattr(slot_house, "IDLE_S", -1.0)
+    gone, mine = (SlotHouse(tmp_path / f"{slot_house.PREFIX}{slot_house.os.geteuid()}-{name}") for name in ("gone", "mine"))
+    for place in (gone, mine):
+        write(place.pair("a"), 1)
+    mine.sweep(())
+    assert list(tmp_path.iterdir()) == [mine.directory]
+    assert list(mine.directory.iterdir()) == []
+    write(mine.pair("a"), 1)
+    monkeypatch.setattr(slot_house, "IDLE_S", 3600.0)
+    mine.sweep({"a", "b"})
+    assert [header.iteration for header in mine.pair("a").found()] == [1]
+    mine.wipe()
+    assert list(tmp_path.iterdir()) == []

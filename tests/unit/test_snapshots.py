@@ -1,0 +1,110 @@
+"""A rank's copies of its state in memory: when, what, and what happens where there is no room."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from unicron_lib.checkpointing import slots
+from unicron_lib.checkpointing.room import Room
+from unicron_lib.checkpointing.slots import HEADER_BYTES, SlotPair
+from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.training.position import Position
+from unicron_lib.training.replica import Replica
+from unicron_lib.training.snapshots import SHARE, Cadence, Snapshots
+
+SPEC = JobSpec(job="a", num_layers=1, hidden_size=16, num_attention_heads=2, seq_length=16, memory_interval=1)
+
+
+def at(iteration: int, generation: int = 1) -> Position:
+    return Position(iteration=iteration, loss=2.5, generation=generation, is_whole=True)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> SlotPair:
+    return SlotPair(tmp_path / "a")
+
+
+@pytest.fixture(scope="module")
+def replica() -> Replica:
+    made = Replica(SPEC, torch.device("cpu"))
+    with made.filling() as flats:
+        for number, flat in enumerate(flats):
+            flat.copy_(torch.arange(len(flat)) + number)
+    return made
+
+
+def test_the_state_comes_back_bit_by_bit(pair: SlotPair, replica: Replica) -> None:
+    mine = Snapshots(pair, SPEC)
+    assert mine.keep(at(7, 3), replica.state())
+    mine.settle()
+    (header,) = pair.found()
+    assert (header.place, header.consumed_samples, header.loss) == ((3, 7), 8 * SPEC.global_batch_size, 2.5)
+    newcomer, position = Replica(SPEC, torch.device("cpu")), Position()
+    assert Snapshots(SlotPair(pair.directory), SPEC).restore((3, 7), newcomer, position)
+    assert position == at(7, 3)
+    assert all(torch.equal(tensor, newcomer.state()[name]) for name, tensor in replica.state().items())
+
+
+def test_what_is_not_there_is_not_restored(pair: SlotPair, replica: Replica) -> None:
+    position = Position()
+    assert not Snapshots(pair, SPEC).restore((3, 7), replica, position)
+    assert not position.is_whole
+
+
+def test_another_model_s_state_is_not_taken(pair: SlotPair, replica: Replica) -> None:
+    mine = Snapshots(pair, SPEC)
+    mine.keep(at(7), {"param.other": torch.ones(5)})
+    mine.settle()
+    position = Position()
+    assert not mine.restore((1, 7), replica, position)
+    assert not position.is_whole
+
+
+def test_a_cut_off_slot_is_not_taken(pair: SlotPair, replica: Replica) -> None:
+    mine = Snapshots(pair, SPEC)
+    mine.keep(at(7), replica.state())
+    mine.settle()
+    os.truncate(pair.directory / "0.slot", HEADER_BYTES + 10)
+    assert not mine.restore((1, 7), replica, Position())
+
+
+def test_a_node_without_room_trains_on_and_says_so_once(pair: SlotPair, replica: Replica, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(slots, "room_of", lambda _: Room(total=100, available=50, left=10, held=0))
+    mine = Snapshots(pair, SPEC)
+    assert not any(mine.keep(at(iteration), replica.state()) for iteration in range(3))
+    (record,) = caplog.records
+    assert record.message.startswith("no state is kept in memory: ")
+    assert record.message.endswith("; the training goes on without")
+
+
+def test_without_a_directory_or_wish_nothing_is_kept(pair: SlotPair, replica: Replica) -> None:
+    assert not Snapshots(None, SPEC).is_due(1)
+    assert not Snapshots(None, SPEC).keep(at(1), replica.state())
+    assert not Snapshots(pair, JobSpec(job="a", memory_interval=0)).is_due(1)
+
+
+# --- when
+
+
+@pytest.mark.parametrize(("interval", "due"), [(1, [0, 1, 2, 3, 4, 5]), (2, [1, 3, 5]), (4, [3]), (0, [])])
+def test_every_so_many_iterations(interval: int, due: list[int]) -> None:
+    cadence = Cadence(interval=interval)
+    assert [iteration for iteration in range(6) if cadence.is_due(iteration, 0.0)] == due
+
+
+def test_as_often_as_takes_a_small_part_of_the_time() -> None:
+    cadence, now, copying_s = Cadence(interval=None), 0.0, 0.0
+    for iteration in range(10_000):
+        now += 0.1
+        if cadence.is_due(iteration, now):
+            cadence.note(iteration, now, now + 0.02)
+            now, copying_s = now + 0.02, copying_s + 0.02
+    assert 0.8 * SHARE < copying_s / now <= 1.01 * SHARE
+
+
+def test_cheap_copies_are_made_each_time() -> None:
+    cadence = Cadence(interval=None)
+    cadence.note(0, 1.0, 1.0005)
+    assert cadence.is_due(1, 1.1)

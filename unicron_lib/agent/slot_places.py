@@ -1,0 +1,18 @@
+"""Where a node keeps states in host memory, and how its ranks are told."""
+
+import hashlib
+import os
+from pathlib import Path
+
+MEMORY_DIR = "UNICRON_MEMORY_DIR"
+"""The slots of the rank's job on its node."""
+MEMORY_SLOT = "UNICRON_MEMORY_SLOT"
+"""`GENERATION/ITERATION`: if a slot of that place is there, a rank without a state begins from it."""
+SHARED = Path("/dev/shm")  # noqa: S108 - private directories are made in it
+PREFIX = "unicron-slots-"
+
+
+def slot_directory(run_dir: Path, node: str) -> Path:
+    """The slots of all jobs on a node: the same in every life of its agent, and nobody else's."""
+    whose = hashlib.sha256(f"{run_dir}\0{node}".encode()).hexdigest()[:12]
+    return SHARED / f"{PREFIX}{os.geteuid()}-{whose}"

@@ -1,0 +1,66 @@
+"""How much host memory slots may take: pure but for `room_of`."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+LEFT_FREE = 0.1
+"""Of all memory: a training that is killed for memory is worse than one without slots."""
+MOST = 0.5
+"""Of all memory, for the slots of all jobs of a node."""
+
+ENDLESS = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """A node's memory, in bytes: all of it, what is available, what the file system of the slots has left, what slots hold."""
+
+    total: int
+    available: int
+    left: int
+    held: int
+
+
+def shortage(wanted: int, room: Room) -> str:
+    """Why slots must not take so many more bytes, one sentence; empty if they may."""
+    most = min(room.left, int(room.available - LEFT_FREE * room.total), int(MOST * room.total) - room.held)
+    if wanted <= most:
+        return ""
+    return (
+        f"{wanted / 1e6:.0f} MB are wanted and {max(0, most) / 1e6:.0f} MB may be taken ({room.left / 1e6:.0f} MB are left in "
+        f"their file system, {room.available / 1e6:.0f} MB of memory are available, slots hold {room.held / 1e6:.0f} MB): "
+        "enlarge it, or set `memory_interval: 0`"
+    )
+
+
+def room_of(directory: Path, root: Path = Path("/")) -> Room:
+    """Of the node, or of the container, as it is now, for a job's `directory` of slots beside those of other jobs.
+
+    `root` is where /proc and /sys are. Raises OSError.
+    """
+    there = os.statvfs(directory)
+    told = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
+    limit, used = _container(root)
+    total, available = _bytes(told["MemTotal"]), _bytes(told["MemAvailable"])
+    return Room(
+        total=min(total, limit),
+        available=min(available, limit - used),
+        left=there.f_bavail * there.f_frsize,
+        held=sum(path.stat().st_blocks * 512 for path in directory.parent.glob("*/*.slot")),
+    )
+
+
+def _container(root: Path) -> tuple[int, int]:
+    """What this process's control group may take, and what it has taken; endless, and nothing, if there is no limit."""
+    try:
+        entries = (root / "proc/self/cgroup").read_text().splitlines()
+        group = next(line for line in entries if line.startswith("0::")).removeprefix("0::").strip("/")
+        folder = root / "sys/fs/cgroup" / group
+        return int((folder / "memory.max").read_text()), int((folder / "memory.current").read_text())
+    except (OSError, ValueError, StopIteration):  # `max`, or no control groups of the second version
+        return ENDLESS, 0
+
+
+def _bytes(told: str) -> int:
+    return 1024 * int(told.split(maxsplit=1)[0])

@@ -1,0 +1,183 @@
+"""What states in host memory cost a training, and how soon one is back from a peer's memory, beside S3."""
+
+import asyncio
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from unicron_lib.adapters.s3 import S3Store
+from unicron_lib.agent.copying import Copying
+from unicron_lib.agent.slot_house import SlotHouse
+from unicron_lib.agent.slot_places import PREFIX, SHARED
+from unicron_lib.agent.slot_wire import Get, SlotServer, fetch
+from unicron_lib.checkpointing.repository import CheckpointRepository
+from unicron_lib.checkpointing.slots import SlotHeader, SlotPair, digest_of
+from unicron_lib.checkpointing.tensors import pack_into, packed_bytes, unpack
+from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.training.effort import Effort
+from unicron_lib.training.groups import choose_device, leave
+from unicron_lib.training.loop import Work
+from unicron_lib.training.position import Position
+from unicron_lib.training.replica import Replica
+from unicron_lib.training.shards import to_bytes
+from unicron_lib.training.snapshots import Snapshots
+from unicron_lib.training.trial_cost import JOB, Cost, timed
+
+BAR_THROUGHPUT = 0.97
+BAR_RESTORE = 5.0
+TOKEN = "bench"  # noqa: S105 - both sides are this process
+HIDDEN, LAYERS, BATCH, LENGTH = 256, 4, 16, 256
+"""A model of 3 million parameters that sees 4,096 tokens an iteration: a large one sees a million, and pays less."""
+PAIRS = 10
+LOOK_S = 0.2
+
+
+def restoring(bucket: str, state: Mapping[str, torch.Tensor], rounds: int) -> Iterator[Cost]:
+    """Give a state to a rank that has lost it, from a peer's memory and from S3, both compared with a digest."""
+    repository = CheckpointRepository(S3Store(bucket, "bench"), JOB)
+    data = to_bytes(state)
+    shard = repository.put_shard(iteration=1, generation=0, save="all", rank=0, data=data, tensors=tuple(state))
+    del data
+    own = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+    with _houses() as (here, there, peer):
+        header = _filled(there.pair(JOB), state)
+
+        def from_peer() -> None:
+            fetch(peer, TOKEN, here.pair(JOB), Get(job=JOB, generation=0, iteration=1))
+            with here.pair(JOB).reading(header.place) as (_, found):
+                _fill(own, unpack(found, "peer"))
+            here.wipe()
+
+        near = [timed(from_peer) for _ in range(rounds)]
+        far = [timed(lambda: _fill(own, unpack(repository.load_shard(shard), "store"))) for _ in range(rounds)]
+    yield Cost(
+        what="restore of a lost rank, from a peer's memory",
+        value=min(near),
+        unit="s",
+        beside="from S3",
+        other=min(far),
+        ratio=min(far) / min(near),
+        bar=BAR_RESTORE,
+    )
+
+
+@contextmanager
+def slot_for(state: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
+    """The memory of a slot that has been written before, as a rank finds it."""
+    with _houses() as (here, _, _):
+        _filled(here.pair(JOB), state)
+        claim = here.pair(JOB).claim(packed_bytes(state))
+        assert claim is not None
+        pack_into(state, claim.data)
+        yield claim.data
+
+
+def training() -> Iterator[Cost]:
+    """Train with a copy into memory after each iteration, which a peer gets in the background, and without, in turn."""
+    spec = JobSpec(
+        job=JOB,
+        num_layers=LAYERS,
+        hidden_size=HIDDEN,
+        seq_length=LENGTH,
+        global_batch_size=BATCH,
+        micro_batch_size=2,
+        memory_interval=1,
+    )
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        with _houses() as (here, _, peer), _copied(here, peer):
+            snapshots = Snapshots(here.pair(JOB), spec)
+            replica, work = Replica(spec, choose_device(0)), Work(spec, replica=0, num_replicas=1)
+            times: dict[bool, list[float]] = {True: [], False: []}
+            for iteration in range(2 * PAIRS + 2):
+                keeps = iteration % 2 == 0
+                elapsed = timed(lambda it=iteration, keeps=keeps: _iterate(replica, work, it, snapshots if keeps else None))  # type: ignore[misc]
+                if iteration >= 2:  # the first two take memory that later ones have
+                    times[keeps].append(elapsed)
+                snapshots.settle()
+    finally:
+        leave()
+    # the best of each: whatever else the machine does only makes things slower
+    kept, plain = min(times[True]), min(times[False])
+    yield Cost(
+        what="an iteration, its state kept in memory",
+        value=kept,
+        unit="s",
+        beside="without",
+        other=plain,
+        ratio=plain / kept,
+        bar=BAR_THROUGHPUT,
+    )
+
+
+def _iterate(replica: Replica, work: Work, iteration: int, snapshots: Snapshots | None) -> None:
+    effort = Effort()
+    replica.begin()
+    effort.begin(iteration, work.micro_batches)
+    work.do(replica, effort)
+    loss = replica.reduced().loss
+    replica.step(iteration)
+    if snapshots:
+        snapshots.keep(Position(iteration=iteration, loss=loss, generation=1, is_whole=True), replica.state())
+
+
+def _filled(pair: SlotPair, state: Mapping[str, torch.Tensor]) -> SlotHeader:
+    claim = pair.claim(packed_bytes(state))
+    assert claim is not None
+    pack_into(state, claim.data)
+    header = SlotHeader(
+        job=JOB,
+        generation=0,
+        iteration=1,
+        consumed_samples=0,
+        loss=0.0,
+        num_bytes=len(claim.data),
+        digest=digest_of(claim.data),
+    )
+    claim.commit(header)
+    return header
+
+
+def _fill(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in own.items():
+        tensor.copy_(found[name])
+
+
+@contextmanager
+def _houses() -> Iterator[tuple[SlotHouse, SlotHouse, str]]:
+    """The slots of this node, those of a peer, and the address at which the peer takes and gives states."""
+    with tempfile.TemporaryDirectory(dir=SHARED, prefix=f"{PREFIX}{os.geteuid()}-bench-") as folder:
+        here, there = SlotHouse(Path(folder) / "here"), SlotHouse(Path(folder) / "there")
+        server = SlotServer(house=there, token=TOKEN, refusal=lambda _: "")
+        server.start("127.0.0.1")
+        try:
+            yield here, there, f"127.0.0.1:{server.port}"
+        finally:
+            server.close()
+
+
+@contextmanager
+def _copied(house: SlotHouse, peer: str) -> Iterator[None]:
+    """Copies go to the peer meanwhile, as an agent sends them."""
+    copying, over = Copying(house, TOKEN), threading.Event()
+    copying.follow(JOB, (peer,))
+
+    def run() -> None:
+        while not over.wait(LOOK_S):
+            asyncio.run(copying.look())
+
+    thread = threading.Thread(target=run, name="copying", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        copying.close()

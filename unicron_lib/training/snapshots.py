@@ -1,0 +1,135 @@
+"""The state in host memory, beyond the process: a copy every few iterations, in one of two slots in turn.
+
+Ranks of a job are equal after each iteration: one a node writes. Training waits for the copying only; a thread compares and
+completes the slot. A node without memory for it costs one warning, never the training.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+
+from unicron_lib.checkpointing.slots import Claim, Place, SlotHeader, SlotPair, digest_of
+from unicron_lib.checkpointing.tensors import pack_into, packed_bytes, unpack
+from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.errors import CheckpointError, SlotError, UserError
+from unicron_lib.training.position import Position
+from unicron_lib.training.replica import Replica
+
+log = logging.getLogger(__name__)
+SHARE = 0.01
+"""Of the time, for copying, where nobody has said how often."""
+NICENESS = 10
+"""Of what runs beside the training."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Cadence:
+    """When the next copy is due: every `interval` iterations, or, where that is None, as often as takes `SHARE` of the time."""
+
+    interval: int | None
+    iteration: int | None = None
+    ended: float = 0.0
+    took_s: float = 0.0
+
+    def is_due(self, iteration: int, now: float) -> bool:
+        """Whether the state after `iteration` is to be copied, at `now` (monotonic)."""
+        if self.interval is not None and (self.interval == 0 or (iteration + 1) % self.interval):
+            return False
+        if self.iteration is None or self.interval is not None:
+            return True
+        return now - self.ended >= self.took_s * (1 / SHARE - 1)
+
+    def note(self, iteration: int, began: float, ended: float) -> None:
+        """A copy was made."""
+        self.iteration, self.ended, self.took_s = iteration, ended, ended - began
+
+
+class Snapshots:
+    """The slots of a job on this node, as one of its ranks sees them; a pair of None means that there are none."""
+
+    def __init__(self, pair: SlotPair | None, spec: JobSpec) -> None:
+        self._pair = pair
+        self._spec = spec
+        self._cadence = Cadence(interval=spec.memory_interval)
+        self._thread: threading.Thread | None = None
+        self._pinned: set[int] = set()
+
+    def is_due(self, iteration: int) -> bool:
+        """Whether the state after `iteration` is to be kept now: not before the last copy is complete."""
+        is_busy = self._thread is not None and self._thread.is_alive()
+        return self._pair is not None and not is_busy and self._cadence.is_due(iteration, time.monotonic())
+
+    def keep(self, position: Position, state: Mapping[str, torch.Tensor]) -> bool:
+        """Copy the state; whether there was room for it, and no slot was missing."""
+        if self._pair is None:
+            return False
+        try:
+            claim = self._pair.claim(packed_bytes(state))
+        except SlotError as error:
+            log.warning("%s; the training goes on without", error)
+            self._pair = None
+            return False
+        if claim is None:
+            return False
+        self._pin(claim, next(iter(state.values())).device)
+        copying = time.monotonic()  # memory that is taken for the first time does not come again
+        pack_into(state, claim.data)
+        self._cadence.note(position.iteration, copying, time.monotonic())
+        place = (position.generation, position.iteration)
+        self._thread = threading.Thread(target=self._complete, args=(claim, place, position.loss), name="slot", daemon=True)
+        self._thread.start()
+        return True
+
+    def settle(self) -> None:
+        """Wait until the last copy is complete."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _complete(self, claim: Claim, place: Place, loss: float) -> None:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        claim.commit(
+            SlotHeader(
+                job=self._spec.job,
+                generation=place[0],
+                iteration=place[1],
+                consumed_samples=(place[1] + 1) * self._spec.global_batch_size,
+                loss=loss,
+                num_bytes=len(claim.data),
+                digest=digest_of(claim.data),
+            )
+        )
+
+    def _pin(self, claim: Claim, device: torch.device) -> None:
+        """Let the GPU write into a slot directly; where that is refused, the copies merely take longer."""
+        memory = torch.frombuffer(claim.data, dtype=torch.uint8)
+        if device.type != "cuda" or memory.data_ptr() in self._pinned:
+            return
+        self._pinned.add(memory.data_ptr())
+        refusal = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), len(claim.data), 0)  # type: ignore[no-untyped-call]
+        if int(refusal):
+            log.warning("a slot is not pinned: CUDA says %s", refusal)
+
+    def restore(self, place: Place, replica: Replica, position: Position) -> bool:
+        """Fill `replica` from the slot of that place, whose state its agent has compared; whether it could."""
+        if self._pair is None:
+            return False
+        started = time.monotonic()
+        try:
+            with self._pair.reading(place) as (header, data):
+                position.is_whole = False
+                replica.load(unpack(data, str(self._pair.directory)))
+        except (SlotError, CheckpointError, UserError) as error:
+            log.warning("the state is not taken from memory: %s", error)
+            return False
+        position.generation, position.iteration = place
+        position.loss, position.is_whole = header.loss, True
+        elapsed = time.monotonic() - started
+        log.info("restored iteration %d, %d bytes, from memory in %.3f s", place[1], header.num_bytes, elapsed)
+        return True
