@@ -73,11 +73,11 @@ class Cluster:
         self.wait(what, lambda: holds(self.state))
         return self.journal.state
 
-    def wait(self, what: str, holds) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+    def wait(self, what: str, holds, *, patience_s: float = PATIENCE_S, pause_s: float = 0.05) -> None:
+        deadline = time.monotonic() + patience_s
         while not holds():
             assert time.monotonic() < deadline, f"waited in vain for {what}: {self.story()}"
-            time.sleep(0.05)  # a poll of a real, remote condition
+            time.sleep(pause_s)  # a poll of a real, remote condition
 
     def ask(self, question):
         """The controller's answer to `question(client)`."""
