@@ -78,11 +78,14 @@ async def _look(grace: dict[str, float]) -> None:
         if job.status in ENDED or ages.get(name, UNWATCHED_S) < UNWATCHED_S:
             grace.pop(name, None)
         elif now > grace.setdefault(name, now + (UNWATCHED_S if name in ages else START_S)) and await prefect_answers():
-            grace[name] = now + START_S
             try:
                 await _start_another_run(name, job)
+            except httpx.HTTPError as error:  # busy for a moment: the next look tries again
+                log.warning("nothing watches %s yet: %s", name, error)
+                continue
             except (ValueError, PrefectException) as error:
                 log.warning("nothing watches %s: %s", name, error)
+            grace[name] = now + START_S
 
 
 async def _start_another_run(name: str, job: JobState) -> None:

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
 from flows import watching
@@ -21,7 +22,7 @@ class Watched:
         monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(watching, "prefect_answers", self.prefect_answers)
         monkeypatch.setattr(watching, "_start_another_run", self.start)
-        self.grace, self.is_up = {}, True
+        self.grace, self.is_up, self.refusals = {}, True, 0
 
     def refresh(self):
         return ClusterState(jobs={"a": JobState(spec=JobSpec(job="a"), status=self.status)})
@@ -33,6 +34,9 @@ class Watched:
         return self.is_up
 
     async def start(self, name, job):
+        if self.refusals:
+            self.refusals -= 1
+            raise httpx.HTTPError("503 Service Unavailable")
         self.started.append(self.now)
 
     async def run(self, seconds, *, alive):
@@ -57,6 +61,14 @@ async def test_a_dead_run_is_replaced_within_the_lease_and_once(watched):
     assert started - died_at <= LEASE_S - watching.LOOK_S
     await watched.run(300.0, alive=True)
     assert len(watched.started) == 1
+
+
+async def test_a_server_that_is_busy_for_a_moment_delays_the_new_run_by_one_look(watched):
+    await watched.run(60.0, alive=True)
+    died_at, watched.refusals = watched.now, 1
+    await watched.run(LEASE_S, alive=False)
+    (started,) = watched.started
+    assert started - died_at <= LEASE_S
 
 
 async def test_a_run_that_is_silent_for_a_moment_is_left_alone(watched):
