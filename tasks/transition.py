@@ -32,7 +32,7 @@ from unicron_lib.domain.jobs import ENDED, JobSpec, JobState
 from unicron_lib.domain.plans import Plan, Step, StepKind
 from unicron_lib.domain.skipping import told
 from unicron_lib.errors import ControllerError, UserError
-from unicron_lib.planning.holding import iteration_of, memory_of
+from unicron_lib.planning.holding import iteration_of, memory_of, whole_replicas
 from unicron_lib.planning.memory import may_begin_from_memory
 
 log = logging.getLogger("unicron.transition")
@@ -66,19 +66,21 @@ async def _drain(plan: Plan, step: Step) -> Result:
             await _parted(step)
         return OWN_CHECKPOINTS
     ranks = await _parted(step)
-    if step.hold and (held := memory_of(step.hold, ranks)):
+    replica_size = job.spec.replica_gpus
+    if step.hold and (held := memory_of(step.hold, ranks, replica_size=replica_size)):
         return held
-    return await _saved(step, ranks)
+    return await _saved(step, ranks, replica_size)
 
 
-async def _saved(step: Step, ranks: Sequence[Mapping[str, Scalar]]) -> Result:
+async def _saved(step: Step, ranks: Sequence[Result], replica_size: int) -> Result:
     """Where the work of drained and parked ranks is safe in the store."""
     saved = max((rank for rank in ranks if rank["state"] == "drained" and rank["manifest"]), key=iteration_of, default=None)
     parked = [
         rank for rank in ranks if rank["state"] == "parked" and (saved is None or iteration_of(rank) > iteration_of(saved))
     ]
-    for survivor in sorted(parked, key=lambda rank: (-iteration_of(rank), rank["rank"])):
-        if result := await _save_replica(step, survivor):
+    for first, *others in whole_replicas(parked, replica_size):
+        parts = await asyncio.gather(*(_save_replica(step, survivor) for survivor in others))
+        if all(parts) and (result := await _save_replica(step, first)):
             return result
     if saved:
         return {"source": "drained", "iteration": saved["iteration"], "manifest": saved["manifest"]}
@@ -113,7 +115,8 @@ def _has_failed(state: ClusterState, plan: Plan, job: str) -> bool:
     return any(incident.is_failure and job in incident.jobs for incident in answered)
 
 
-async def _save_replica(step: Step, survivor: Mapping[str, Scalar]) -> Result | None:
+async def _save_replica(step: Step, survivor: Result) -> Result | None:
+    """What a survivor has saved, None if it could not."""
     command = SaveReplica(
         step=f"{step.id}/save/{survivor['generation']}-{survivor['rank']}",
         job=step.job,
