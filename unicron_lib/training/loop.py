@@ -19,6 +19,7 @@ from unicron_lib.training.environment import RankEnvironment
 from unicron_lib.training.flops import iteration_flops
 from unicron_lib.training.groups import finish_own_work
 from unicron_lib.training.handover import Memory, Origin
+from unicron_lib.training.keeping import Keeping
 from unicron_lib.training.ledger import Entry, Ledger
 from unicron_lib.training.link import AgentLink
 from unicron_lib.training.optimizer import learning_rate
@@ -106,6 +107,7 @@ class Loop:
         self._link = link
         self._origin = origin
         self._flops = iteration_flops(env.spec)
+        self._keeping = Keeping(env, memory, self._mark)
         # ranks that need siblings would have to do it again when those of another column differ
         alike = peers if memory.replica.siblings.are_none else Alone()
         self._recheck = Recheck(env.spec, memory=memory, peers=alike, add_gradients=work.add_gradients, mark=self._mark)
@@ -133,7 +135,7 @@ class Loop:
                 return False
             if self._recheck.run():
                 ended = time.monotonic()
-            if not is_last and self._keep():
+            if not is_last and self._keeping.keep(reduced):
                 ended = time.monotonic()
             if reduced.save and not is_last:
                 self._memory.saved, self._memory.saved_at = iteration, time.monotonic()
@@ -141,14 +143,6 @@ class Loop:
                 self._saver.begin(self._position, self._replica.state())
                 ended = time.monotonic()
         return True
-
-    def _keep(self) -> bool:
-        """Copy the state into host memory if that is due, for all ranks of the node; whether it was."""
-        snapshots = self._memory.snapshots
-        if snapshots is None or self._env.local_rank != 0 or not snapshots.is_due(self._position.iteration):
-            return False
-        self._beats.mark(Section.CHECKPOINT)
-        return snapshots.keep(self._position, self._replica.state())
 
     def _iterate(self, iteration: int, started: float) -> tuple[Reduced, float]:
         """One iteration: the parameters change only once all ranks' gradients have arrived. Also what its own part took."""
@@ -196,7 +190,8 @@ class Loop:
             raise injected(self._link.injected_text or f"InjectedError: injected in iteration {iteration}")
         if fault == "corrupt":
             self._replica.corrupt()
-        self._replica.flag(stop=self._is_to_stop, save=self._is_save_due(iteration), spoil=fault == "nan")
+        is_due, votes = self._is_save_due(iteration), self._keeping.votes(iteration)
+        self._replica.flag(stop=self._is_to_stop, save=is_due, spoil=fault == "nan", votes=votes)
         if fault == "spike" and not self._effort.is_resumed:
             self._replica.turn_around()
 
