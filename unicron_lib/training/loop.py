@@ -17,13 +17,13 @@ from unicron_lib.training.data import open_corpus, sample_order, share
 from unicron_lib.training.effort import Effort
 from unicron_lib.training.environment import RankEnvironment
 from unicron_lib.training.flops import iteration_flops
-from unicron_lib.training.groups import finish_own_work
+from unicron_lib.training.groups import Meeting, finish_own_work
 from unicron_lib.training.handover import Memory, Origin
 from unicron_lib.training.keeping import Keeping
 from unicron_lib.training.ledger import Entry, Ledger
 from unicron_lib.training.link import AgentLink
 from unicron_lib.training.optimizer import learning_rate
-from unicron_lib.training.peers import Alone, Parked, Peers
+from unicron_lib.training.peers import Parked
 from unicron_lib.training.recheck import Recheck
 from unicron_lib.training.reduction import sum_buckets
 from unicron_lib.training.replica import MicroBatch, Reduced, Replica
@@ -66,8 +66,9 @@ class Work:
                 effort.finish(batch.number)
 
     def add_gradients(self, replica: Replica, iteration: int, micro_batch: int) -> None:
-        """Add those of one micro-batch of an iteration, whoever's it is. The replica is one rank."""
-        replica.add_micro_batch(self._micro_batch(iteration, micro_batch, replica.device))
+        """Add those of one micro-batch of an iteration, whoever's it is; all ranks of the replica have to."""
+        for _ in replica.add_micro_batches((self._micro_batch(iteration, micro_batch, replica.device),)):
+            pass
 
     def _micro_batch(self, iteration: int, number: int, device: torch.device) -> MicroBatch:
         size = self._spec.micro_batch_size
@@ -89,7 +90,7 @@ class Loop:
         env: RankEnvironment,
         *,
         memory: Memory,
-        peers: Peers,
+        meeting: Meeting,
         work: Work,
         saver: Saver,
         link: AgentLink,
@@ -101,16 +102,14 @@ class Loop:
         self._spec = env.spec
         self._memory = memory
         self._replica, self._effort, self._position = memory.replica, memory.effort, memory.position
-        self._peers = peers
+        self._column = meeting.column
         self._work = work
         self._saver = saver
         self._link = link
         self._origin = origin
         self._flops = iteration_flops(env.spec)
         self._keeping = Keeping(env, memory, self._mark)
-        # ranks that need siblings would have to do it again when those of another column differ
-        alike = peers if memory.replica.siblings.are_none else Alone()
-        self._recheck = Recheck(env.spec, memory=memory, peers=alike, add_gradients=work.add_gradients, mark=self._mark)
+        self._recheck = Recheck(env.spec, memory=memory, peers=meeting.peers, add_gradients=work.add_gradients, mark=self._mark)
 
     def run(self, ledger: Ledger) -> bool:
         """Train; True when the last iteration is done, False when a drain has stopped all ranks before it.
@@ -155,7 +154,7 @@ class Loop:
         compute_s = self._compute(started)
         self._flag(iteration)
         self._mark(Section.COLLECTIVE)
-        sum_buckets(self._replica, self._peers, effort, generation=self._env.generation, poll=self._poll)
+        sum_buckets(self._replica, self._column, effort, generation=self._env.generation, poll=self._poll)
         # who wanted the others to stop in an earlier generation has got what it wanted: this generation
         is_new = effort.reduced[self._replica.last_bucket] == self._env.generation
         reduced = replace(self._replica.reduced(heeds_stop=is_new), is_resumed=effort.is_resumed)

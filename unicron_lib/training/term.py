@@ -73,7 +73,7 @@ class Term:
         loop = Loop(
             env,
             memory=memory,
-            peers=meeting.column,
+            meeting=meeting,
             work=self._work,
             saver=self._saver,
             link=self._link,
