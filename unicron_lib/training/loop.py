@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -157,10 +158,11 @@ class Loop:
         sum_buckets(self._replica, self._column, effort, generation=self._env.generation, poll=self._poll)
         # who wanted the others to stop in an earlier generation has got what it wanted: this generation
         is_new = effort.reduced[self._replica.last_bucket] == self._env.generation
-        reduced = replace(self._replica.reduced(heeds_stop=is_new), is_resumed=effort.is_resumed)
+        on_ready = partial(effort.prepare, self._env.generation)
+        reduced = replace(self._replica.reduced(heeds_stop=is_new, on_ready=on_ready), is_resumed=effort.is_resumed)
         self._mark(Section.STEP)
         norm = self._replica.step(iteration)
-        self._position.iteration, self._position.loss, self._position.generation = iteration, reduced.loss, self._env.generation
+        self._position.advance(iteration, generation=self._env.generation, loss=reduced.loss, grad_norm=norm)
         effort.clear()
         return replace(reduced, grad_norm=norm), compute_s
 

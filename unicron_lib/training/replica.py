@@ -221,10 +221,11 @@ class Replica:
         integer, bit = (torch.int64, 51) if number.dtype == torch.float64 else (torch.int32, 22)
         number.view(integer).bitwise_xor_(1 << bit)
 
-    def reduced(self, *, heeds_stop: bool = True) -> Reduced:
+    def reduced(self, *, heeds_stop: bool = True, on_ready: Callable[[], None] = lambda: None) -> Reduced:
         """Read what came with the all-reduce of `buffer`; a sample that several ranks have added is listed as often.
 
         Siblings tell each other what they have of the loss, the flags and the gradient's norm: raises CollectiveFailed.
+        Before that `on_ready` is called: nothing else is lacking then.
         A flag to stop that is not to be heeded is not told, and nor are the votes that came with it.
         """
         tail = self._tail.tolist()
@@ -235,7 +236,9 @@ class Replica:
             return Reduced(loss=tail[0], stop=stop > 0, save=save > 0, samples=samples)
         tells_loss = self.siblings.is_last and self.siblings.place.tp == 0
         votes = tail[3:NUM_TOLD] if heeds_stop else (-1.0, -1.0)
-        told = self.siblings.exchange(tail[0] if tells_loss else 0.0, stop, save, self._squares(), *votes)
+        squares = self._squares()
+        on_ready()
+        told = self.siblings.exchange(tail[0] if tells_loss else 0.0, stop, save, squares, *votes)
         self._loss, stop, save, squares, keep, travel = (sum(part) for part in zip(*told, strict=True))
         self._norm = math.sqrt(squares)
         common = {"keep": keep > 0, "travels": travel >= 0}
@@ -249,6 +252,10 @@ class Replica:
         parts = zip(self._parameters, self._split(self._gradient), strict=True)
         wanted = [self._tied.whole() if self._tied and name == TIED else part for name, part in parts if name in owned]
         return float(torch.stack([part.square().sum() for part in wanted]).sum())
+
+    def learn(self, *, loss: float, norm: float) -> None:
+        """What siblings have told each other and this rank has missed: then it can `step`."""
+        self._loss, self._norm = loss, norm
 
     def step(self, iteration: int) -> float:
         """Apply the summed gradient; returns its norm. Raises FloatingPointError before anything is changed.

@@ -155,8 +155,8 @@ class Snapshots:
         except (SlotError, CheckpointError, UserError) as error:
             log.warning("the state is not taken from memory: %s", error)
             return False
-        position.generation, position.iteration = place
-        position.loss, position.is_whole = header.loss, True
+        position.advance(place[1], generation=place[0], loss=header.loss, grad_norm=None)
+        position.is_whole = True
         elapsed = time.monotonic() - started
         log.info("restored iteration %d, %d bytes, from memory in %.3f s", place[1], header.num_bytes, elapsed)
         return True

@@ -3,10 +3,12 @@
 import os
 import signal
 
+import pytest
 from whole_cluster import job_file
 
 from unicron_lib.domain.plans import Layout, StepKind
 
+pytestmark = pytest.mark.timeout(600)
 INTERVAL = 2
 
 
