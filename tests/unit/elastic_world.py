@@ -10,7 +10,7 @@ from stage import Stage
 from torch.distributed import HashStore
 
 from unicron_lib.agent.beats import BeatWriter
-from unicron_lib.agent.rank_messages import Progress
+from unicron_lib.agent.rank_messages import Progress, from_rank
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout, Place
 from unicron_lib.training.environment import RankEnvironment
@@ -79,8 +79,8 @@ class FakeLink:
     def take_fault(self) -> None:
         self._pass_point()
 
-    def send(self, message: Progress) -> None:
-        self._said.append(message)
+    def send_line(self, line: bytes) -> None:
+        self._said.append(from_rank.validate_json(line))
         self._pass_point()
 
     def _pass_point(self) -> None:
