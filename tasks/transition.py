@@ -66,10 +66,9 @@ async def _drain(plan: Plan, step: Step) -> Result:
             await _parted(step)
         return OWN_CHECKPOINTS
     ranks = await _parted(step)
-    replica_size = job.spec.replica_gpus
-    if step.hold and (held := memory_of(step.hold, ranks, replica_size=replica_size)):
+    if step.hold and (held := memory_of(step.hold, ranks, plan.assignment_of(step.job))):
         return held
-    return await _saved(step, ranks, replica_size)
+    return await _saved(step, ranks, job.spec.replica_gpus)
 
 
 async def _saved(step: Step, ranks: Sequence[Result], replica_size: int) -> Result:
