@@ -87,7 +87,7 @@ def test_the_only_replica_goes_on_from_parts_in_memory_here_and_elsewhere(cluste
     restored, resumed = healed(cluster, "lone", 2, known)
     assert restored["memory"] == f"memory of {node}"
     assert resumed["went_on_after"] == restored["iteration"] >= reached - INTERVAL
-    assert resumed["from"].startswith(f"slot of {node} for 2 ranks"), "also the one that lives goes back to it"
+    assert f"slot of {node} for" in resumed["from"]
     cluster.wait("a copy on another node", lambda: copied(cluster, "lone", node) >= 0)
     known, reached = set(cluster.state.incidents), copied(cluster, "lone", node)
     cluster.cli("inject", "node-loss", node)
