@@ -33,7 +33,6 @@ from unicron_lib.domain.plans import Plan, Step, StepKind
 from unicron_lib.domain.skipping import told
 from unicron_lib.errors import ControllerError, UserError
 from unicron_lib.planning.holding import iteration_of, memory_of
-from unicron_lib.planning.memory import may_begin_from_memory
 
 log = logging.getLogger("unicron.transition")
 Result = Mapping[str, Scalar]
@@ -182,7 +181,9 @@ async def _restore(plan: Plan, step: Step) -> Result:
         log.warning("%s: LAUNCH asks again", opened)
     if isinstance(chosen, BaseException):
         raise chosen
-    return chosen if held or not may_begin_from_memory(job) else await memory.or_from_memory(state, plan, step, chosen)
+    if held or not memory.serves(job, plan.assignment_of(step.job)):
+        return chosen
+    return await memory.or_from_memory(state, plan, step, chosen)
 
 
 async def _open_rendezvous(plan: Plan, job: str, spec: JobSpec) -> Reply:

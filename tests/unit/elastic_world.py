@@ -132,7 +132,7 @@ class World:
         self.said: list[Progress] = []
         self.recomputed: list[tuple[int, int]] = []
         self.sat_out: set[int] = set()
-        self._layout = spec.layout(spec.replica_gpus)
+        self._layout = spec.layout(1)
         self._pool: dict[Place, list[CountingReplica]] = {}
         for replica in pool:
             self._pool.setdefault(replica.siblings.place, []).append(replica)
