@@ -9,7 +9,7 @@ from memory_peers import Fault, Killed, Room
 from stage import Stage
 
 from unicron_lib.agent.beats import BeatWriter
-from unicron_lib.agent.rank_messages import Progress
+from unicron_lib.agent.rank_messages import Progress, from_rank
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout, Place
 from unicron_lib.training.environment import RankEnvironment
@@ -78,8 +78,8 @@ class FakeLink:
     def take_fault(self) -> None:
         self._pass_point()
 
-    def send(self, message: Progress) -> None:
-        self._said.append(message)
+    def send_line(self, line: bytes) -> None:
+        self._said.append(from_rank.validate_json(line))
         self._pass_point()
 
     def _pass_point(self) -> None:

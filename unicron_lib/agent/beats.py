@@ -38,8 +38,7 @@ class BeatWriter:
         self._sequence = self._marks = 0
         self._iteration = -1
         self._iteration_ns = 0
-        self._section = Section.SETUP
-        self._pause: Section | None = None
+        self._section, self._pause = _NUMBERS[Section.SETUP], _PAUSES[None]
         self.mark()
 
     @classmethod
@@ -54,19 +53,19 @@ class BeatWriter:
     def mark(self, section: Section | None = None) -> None:
         """Tell that the rank lives, and in which section it is from now on. A pause is remembered until `complete`."""
         if section is not None:
-            self._section = section
-            self._pause = section if section in PAUSES else self._pause
+            self._section = _NUMBERS[section]
+            self._pause = _PAUSES.get(section, self._pause)
         self._marks += 1
         page, sequence = self._page, self._sequence
         _SEQUENCE.pack_into(page, 0, sequence + 1)
-        number, pause = _NUMBERS[self._section], _PAUSES[self._pause]
-        _SIGN.pack_into(page, 8, self._iteration, number, self._marks, time.monotonic_ns(), self._iteration_ns, pause)
+        now_ns = time.monotonic_ns()
+        _SIGN.pack_into(page, 8, self._iteration, self._section, self._marks, now_ns, self._iteration_ns, self._pause)
         _SEQUENCE.pack_into(page, 0, sequence + 2)
         self._sequence = sequence + 2
 
     def complete(self, iteration: int, duration_s: float) -> None:
         """Tell that an iteration is done, with the next mark; `duration_s` without checkpoints and evaluations."""
-        self._iteration, self._iteration_ns, self._pause = iteration, int(duration_s * 1e9), None
+        self._iteration, self._iteration_ns, self._pause = iteration, int(duration_s * 1e9), _PAUSES[None]
 
 
 class BeatReader:

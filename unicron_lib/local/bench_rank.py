@@ -5,32 +5,17 @@ import time
 import traceback
 
 from unicron_lib.agent.beats import BeatWriter
-from unicron_lib.agent.rank_messages import Progress, RankFailed, RankHello
+from unicron_lib.agent.rank_messages import RankFailed, RankHello
 from unicron_lib.detection.sections import Section
 from unicron_lib.training.environment import RankEnvironment, read_environment
 from unicron_lib.training.link import AgentLink
+from unicron_lib.training.progress_lines import ProgressLines
 
 BENCH = "bench:sleep"
 """As a job's `data_path`: iterations that take `pace_s` and do nothing."""
 OWN_SHARE = 0.5
 """Of an iteration: a rank's own part, before it waits for the others as in the gradients' all-reduce."""
 RAISED = "raised at "
-
-
-def progress(env: RankEnvironment, iteration: int, *, iteration_s: float, compute_s: float) -> Progress:
-    """What a rank tells after an iteration."""
-    return Progress(
-        job=env.job,
-        generation=env.generation,
-        rank=env.rank,
-        iteration=iteration,
-        loss=1.0,
-        iteration_s=iteration_s,
-        flops=1e9 / iteration_s,
-        world_size=env.world_size,
-        at=time.time(),
-        compute_s=compute_s,
-    )
 
 
 def raised_at(message: str) -> float:
@@ -43,10 +28,10 @@ def main() -> int:
     env = read_environment(os.environ)
     link, beats = AgentLink(env.agent_socket), BeatWriter.open(env.beat_file)
     link.send(RankHello(job=env.job, generation=env.generation, rank=env.rank, pid=os.getpid()))
-    iteration = grid_iteration(env.spec.pace_s)
+    iteration, lines = grid_iteration(env.spec.pace_s), ProgressLines(env)
     try:
         while True:
-            link.send(_iterate(env, link, beats, iteration + 1))
+            link.send_line(_iterate(env, link, beats, lines, iteration + 1))
             iteration += 1
     except RuntimeError as error:
         link.send(_failed(env, iteration, error))
@@ -58,7 +43,7 @@ def grid_iteration(pace_s: float) -> int:
     return int(time.monotonic() / pace_s)
 
 
-def _iterate(env: RankEnvironment, link: AgentLink, beats: BeatWriter, iteration: int) -> Progress:
+def _iterate(env: RankEnvironment, link: AgentLink, beats: BeatWriter, lines: ProgressLines, iteration: int) -> bytes:
     if link.take_fault() == "raise":
         raise RuntimeError(f"{RAISED}{time.monotonic()!r}")
     started, end = time.monotonic(), (iteration + 1) * env.spec.pace_s
@@ -69,7 +54,7 @@ def _iterate(env: RankEnvironment, link: AgentLink, beats: BeatWriter, iteration
     time.sleep(max(0.0, end - computed))
     iteration_s = time.monotonic() - started
     beats.complete(iteration, iteration_s)
-    return progress(env, iteration, iteration_s=iteration_s, compute_s=computed - started)
+    return lines.line(iteration, loss=1.0, iteration_s=iteration_s, flops=1e9 / iteration_s, compute_s=computed - started)
 
 
 def _failed(env: RankEnvironment, iteration: int, error: Exception) -> RankFailed:

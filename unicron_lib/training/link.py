@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Literal, assert_never
 
 from unicron_lib.agent.rank_messages import FromRank, RankOrder, RankParked, from_rank, rank_order
@@ -44,20 +44,21 @@ class AgentLink:
 
     def send(self, message: FromRank) -> None:
         """Report to the agent. A lost agent is noticed by the listening thread."""
+        self.send_line(from_rank.dump_json(message) + b"\n")
+
+    def send_line(self, line: bytes) -> None:
+        """Report what is in the form of a message already."""
         try:
             with self._sending:
-                self._socket.sendall(from_rank.dump_json(message) + b"\n")
+                self._socket.sendall(line)
         except OSError:
             os._exit(1)
 
     def take_fault(self) -> Fault | None:
         """An injected fault that has been ordered since the last call; ends the process if that was the fault."""
         fault: Fault | None = None
-        while True:
-            try:
-                order = self._orders.get_nowait()
-            except Empty:
-                return fault or self._spike()
+        while not self._orders.empty():  # nobody else takes any
+            order = self._orders.get_nowait()
             match order.order:
                 case "raise" | "nan" | "corrupt" as fault:
                     self.injected_text = order.text
@@ -69,6 +70,7 @@ class AgentLink:
                     os._exit(int(order.amount))
                 case _:
                     log.info("training: %s is ignored", order.order)
+        return fault or self._spike()
 
     def _spike(self) -> Literal["spike"] | None:
         """For as many iterations as were ordered."""

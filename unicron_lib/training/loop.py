@@ -3,12 +3,11 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 
 from unicron_lib.agent.beats import BeatWriter
-from unicron_lib.agent.rank_messages import Progress
 from unicron_lib.detection.sections import Section
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.skipping import Ranges
@@ -23,6 +22,7 @@ from unicron_lib.training.ledger import Entry, Ledger
 from unicron_lib.training.link import AgentLink
 from unicron_lib.training.optimizer import learning_rate
 from unicron_lib.training.peers import Alone, Parked, Peers
+from unicron_lib.training.progress_lines import ProgressLines
 from unicron_lib.training.recheck import Recheck
 from unicron_lib.training.reduction import sum_buckets
 from unicron_lib.training.replica import MicroBatch, Reduced, Replica
@@ -104,7 +104,7 @@ class Loop:
         self._work = work
         self._saver = saver
         self._link = link
-        self._origin = origin
+        self._lines = ProgressLines(env, **asdict(origin))
         self._flops = iteration_flops(env.spec)
         # ranks that need siblings would have to do it again when those of another column differ
         alike = peers if memory.replica.siblings.are_none else Alone()
@@ -233,25 +233,15 @@ class Loop:
 
     def _report(self, reduced: Reduced, iteration_s: float, compute_s: float) -> None:
         iteration = self._position.iteration
-        progress = Progress(
-            job=self._env.job,
-            generation=self._env.generation,
-            rank=self._env.rank,
-            iteration=iteration,
+        line = self._lines.line(
+            iteration,
             loss=reduced.loss,
             iteration_s=iteration_s,
             flops=self._flops / iteration_s if iteration_s else 0.0,
-            world_size=self._env.world_size,
-            at=time.time(),
             compute_s=compute_s,
             grad_norm=reduced.grad_norm,
-            source=self._origin.source,
-            copied_bytes=self._origin.copied_bytes,
-            copy_s=self._origin.copy_s,
-            kept_micro_batches=self._origin.kept_micro_batches,
-            recomputed_micro_batches=self._origin.recomputed_micro_batches,
         )
-        self._link.send(progress)
+        self._link.send_line(line)
         if (iteration + 1) % self._spec.log_interval == 0:
             done, samples = iteration + 1, (iteration + 1) * self._spec.global_batch_size
             log.info(

@@ -23,10 +23,11 @@ from typing import Any, SupportsFloat
 
 from unicron_lib.agent.beats import BeatWriter
 from unicron_lib.agent.error_file import leave_error
-from unicron_lib.agent.rank_messages import Progress, RankDrained, RankHello
+from unicron_lib.agent.rank_messages import RankDrained, RankHello
 from unicron_lib.detection.sections import Section
 from unicron_lib.training.environment import RankEnvironment, read_environment
 from unicron_lib.training.last_words import last_words
+from unicron_lib.training.progress_lines import ProgressLines
 from unicron_lib.training.session_link import SessionLink
 from unicron_lib.training.stopping import CommonStop
 
@@ -67,6 +68,7 @@ class _Reporting(Session):
         self._link = link
         self._beats = BeatWriter.open(env.beat_file)
         self._stop = CommonStop(env)
+        self._lines = ProgressLines(env)
         self._iteration = -1
         self._since = time.monotonic()
         self._paused_s = 0.0
@@ -80,21 +82,12 @@ class _Reporting(Session):
     def step(self, step: int, *, loss: SupportsFloat | None = None, flops: float = 0.0) -> None:
         duration_s = self._take_time()
         self._link.suffer(duration_s)
-        env, self._iteration = self._env, step
+        self._iteration = step
         self._beats.complete(step, duration_s)
         self._beats.mark(Section.STEP)
-        report = Progress(
-            job=env.job,
-            generation=env.generation,
-            rank=env.rank,
-            iteration=step,
-            loss=0.0 if loss is None else float(loss),
-            iteration_s=duration_s,
-            flops=flops / duration_s,
-            world_size=env.world_size,
-            at=time.time(),
-        )
-        self._link.send(report)
+        told_loss = 0.0 if loss is None else float(loss)
+        line = self._lines.line(int(step), loss=told_loss, iteration_s=duration_s, flops=float(flops) / duration_s)
+        self._link.send_line(line)
         self._is_to_stop = self._stop.is_due(step, asked=self._is_asked)
 
     @contextmanager

@@ -39,8 +39,12 @@ class SessionLink:
 
     def send(self, message: FromRank) -> None:
         """Tell the agent, if it still listens."""
+        self.send_line(from_rank.dump_json(message) + b"\n")
+
+    def send_line(self, line: bytes) -> None:
+        """Tell what is in the form of a message already."""
         with suppress(OSError):
-            self._socket.sendall(from_rank.dump_json(message) + b"\n")
+            self._socket.sendall(line)
 
     def suffer(self, duration_s: float) -> None:
         """Do what faults that were injected ask for, after a step of `duration_s`; raises what one of them names."""
