@@ -12,21 +12,15 @@ from unicron_lib.checkpointing.repository import CheckpointRepository
 from unicron_lib.controller.views import NodeView
 from unicron_lib.domain.cluster import ClusterState, NodeStatus
 from unicron_lib.domain.events import Scalar
-from unicron_lib.domain.jobs import JobState
 from unicron_lib.domain.plans import Assignment, Plan, Step
 from unicron_lib.errors import ControllerError
-from unicron_lib.planning.memory import HeldSlot, MemorySource, Place, choose, may_begin_from_memory, peers_of
+from unicron_lib.planning.memory import HeldSlot, MemorySource, Place, choose, peers_of
 
 log = logging.getLogger("unicron.memory")
 FIND_S = 30.0
 SLOWEST_BYTES_S = 20e6
 """As the agents have it, who give a copy up that takes longer."""
 Result = Mapping[str, Scalar]
-
-
-def serves(job: JobState, assignment: Assignment | None) -> bool:
-    """Whether nodes may have a state that the job can begin from: they keep whole ones, for replicas of one rank."""
-    return assignment is not None and assignment.layout.replica_size == 1 and may_begin_from_memory(job)
 
 
 async def or_from_memory(state: ClusterState, plan: Plan, step: Step, chosen: Result) -> Result:

@@ -29,10 +29,11 @@ from unicron_lib.detection.sections import Limits
 from unicron_lib.domain.cluster import ClusterState
 from unicron_lib.domain.events import Scalar, StepCompleted
 from unicron_lib.domain.jobs import ENDED, JobSpec, JobState
-from unicron_lib.domain.plans import Plan, Step, StepKind
+from unicron_lib.domain.plans import Layout, Plan, Step, StepKind
 from unicron_lib.domain.skipping import told
 from unicron_lib.errors import ControllerError, UserError
-from unicron_lib.planning.holding import iteration_of, memory_of
+from unicron_lib.planning.holding import iteration_of, memory_of, savers
+from unicron_lib.planning.memory import may_begin_from_memory
 
 log = logging.getLogger("unicron.transition")
 Result = Mapping[str, Scalar]
@@ -65,19 +66,28 @@ async def _drain(plan: Plan, step: Step) -> Result:
             await _parted(step)
         return OWN_CHECKPOINTS
     ranks = await _parted(step)
-    if step.hold and (held := memory_of(step.hold, ranks)):
+    layouts = _layouts(state, plan, step.job)
+    if step.hold and (held := memory_of(step.hold, ranks, replica_size=layouts[step.generation].replica_size)):
         return held
-    return await _saved(step, ranks)
+    return await _saved(step, ranks, layouts)
 
 
-async def _saved(step: Step, ranks: Sequence[Mapping[str, Scalar]]) -> Result:
+def _layouts(state: ClusterState, plan: Plan, job: str) -> dict[int, Layout]:
+    """The layout of each generation that a plan has made, or makes."""
+    known = (state.jobs[job].assignment, state.jobs[job].pending)
+    made = (it.assignment_of(job) for it in (*(known.plan for known in state.plans.values()), plan))
+    return {it.generation: it.layout for it in (*known, *made) if it}
+
+
+async def _saved(step: Step, ranks: Sequence[Result], layouts: Mapping[int, Layout]) -> Result:
     """Where the work of drained and parked ranks is safe in the store."""
     saved = max((rank for rank in ranks if rank["state"] == "drained" and rank["manifest"]), key=iteration_of, default=None)
     parked = [
         rank for rank in ranks if rank["state"] == "parked" and (saved is None or iteration_of(rank) > iteration_of(saved))
     ]
-    for survivor in sorted(parked, key=lambda rank: (-iteration_of(rank), rank["rank"])):
-        if result := await _save_replica(step, survivor):
+    for first, *others in savers(parked, layouts):
+        parts = await asyncio.gather(*(_save_replica(step, survivor) for survivor in others))
+        if all(parts) and (result := await _save_replica(step, first)):
             return result
     if saved:
         return {"source": "drained", "iteration": saved["iteration"], "manifest": saved["manifest"]}
@@ -112,7 +122,8 @@ def _has_failed(state: ClusterState, plan: Plan, job: str) -> bool:
     return any(incident.is_failure and job in incident.jobs for incident in answered)
 
 
-async def _save_replica(step: Step, survivor: Mapping[str, Scalar]) -> Result | None:
+async def _save_replica(step: Step, survivor: Result) -> Result | None:
+    """What a survivor has saved, None if it could not."""
     command = SaveReplica(
         step=f"{step.id}/save/{survivor['generation']}-{survivor['rank']}",
         job=step.job,
@@ -181,9 +192,7 @@ async def _restore(plan: Plan, step: Step) -> Result:
         log.warning("%s: LAUNCH asks again", opened)
     if isinstance(chosen, BaseException):
         raise chosen
-    if held or not memory.serves(job, plan.assignment_of(step.job)):
-        return chosen
-    return await memory.or_from_memory(state, plan, step, chosen)
+    return chosen if held or not may_begin_from_memory(job) else await memory.or_from_memory(state, plan, step, chosen)
 
 
 async def _open_rendezvous(plan: Plan, job: str, spec: JobSpec) -> Reply:

@@ -8,7 +8,7 @@ from scenes import Scene, running_pair
 from unicron_lib.domain.actions import Respond
 from unicron_lib.domain.failures import ErrorKind
 from unicron_lib.domain.plans import STEP_ORDER, Hold, Plan, Slot, StepKind
-from unicron_lib.planning.holding import memory_of
+from unicron_lib.planning.holding import memory_of, whole_replicas
 
 
 def planned(scene: Scene) -> Plan:
@@ -165,3 +165,40 @@ def test_what_is_kept_is_told_with_the_newest_iteration() -> None:
 )
 def test_without_memory_that_is_worth_it_others_are_saved(ranks: list[dict[str, object]]) -> None:
     assert memory_of(HOLD, ranks) is None
+
+
+def of(rank: int, iteration: int, generation: int = 1) -> dict[str, object]:
+    """A parked rank, two of which are a replica, on the GPU of its number."""
+    return {**told("n1", rank, iteration), "generation": generation}
+
+
+EVERYWHERE = Hold(kept=tuple(Slot("n1", gpu) for gpu in range(4)), abort=True)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "iteration"),
+    [
+        ([of(0, 7), of(1, 7)], 7),
+        ([of(0, 7), of(3, 7)], 7),
+        ([of(0, 7), of(2, 6), of(3, 6)], 6),
+        ([of(0, 7), of(2, 7)], None),
+        ([of(0, 7), of(1, 6)], None),
+    ],
+    ids=["a replica", "parts of two", "one has stepped", "no second part", "no common iteration"],
+)
+def test_ranks_that_are_parts_of_replicas_hold_what_they_have_all_parts_of(ranks, iteration) -> None:
+    found = memory_of(EVERYWHERE, ranks, replica_size=2)
+    assert (found and found["iteration"]) == iteration
+
+
+def test_those_who_save_together_have_each_part_of_one_iteration() -> None:
+    ranks = [of(0, 7), of(1, 7), of(3, 7), of(2, 6), of(1, 8), of(2, 7, 2), of(3, 7, 2)]
+    assert [[(it["rank"], it["iteration"], it["generation"]) for it in one] for one in whole_replicas(ranks, 2)] == [
+        [(2, 7, 2), (3, 7, 2)],
+        [(0, 7, 1), (1, 7, 1)],
+        [(0, 7, 1), (3, 7, 1)],
+    ]
+
+
+def test_replicas_of_one_rank_save_alone_the_furthest_first() -> None:
+    assert [[it["rank"] for it in one] for one in whole_replicas([of(0, 6), of(2, 7), of(1, 7)], 1)] == [[1], [2], [0]]

@@ -206,7 +206,8 @@ class Commands:
         rank = self._find(command.job, command.generation, command.rank)
         if rank.phase is not Phase.PARKED:
             raise AgentError(f"rank {rank.rank} of job {rank.job} is {rank.phase}, only a parked rank can save its replica")
-        if rank.manifest is None:
+        if not rank.manifest:
+            rank.manifest = None  # a part of a replica counts only with those that others save now
             writes_as = {} if command.as_generation is None else {"UNICRON_GENERATION": str(command.as_generation)}
             rank.order(RankOrder(order="save_replica", environment=writes_as))
         done = lambda: rank.manifest is not None or rank.judged  # noqa: E731

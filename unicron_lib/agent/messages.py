@@ -284,6 +284,7 @@ class HoldRanks:
 class SaveReplica:
     """Have one parked rank write its whole state. Result: `iteration`, `manifest`.
 
+    Of a replica of several ranks each writes its part, for which `manifest` is "", and the first one, asked last, commits.
     If its generation has been replaced already, by a plan that was given up, it writes `as_generation`.
     """
 

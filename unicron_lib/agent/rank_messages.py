@@ -138,7 +138,8 @@ class RankOrder:
 
     `abort`: park at once, breaking whatever the rank waits for. `assign`: a parked rank becomes the one of the `environment`.
     `save`, to rank 0: all ranks save at the end of an iteration, and train on.
-    `save_replica`: a parked rank saves all it has, alone, as the UNICRON_GENERATION of the `environment` if it has one.
+    `save_replica`: a parked rank saves all it has, alone, as the UNICRON_GENERATION of the `environment` if it has one; the
+    first rank of a replica then commits what all of its ranks have saved.
     `quit`: a parked rank exits. `raise`, `nan`, `spike`, `corrupt`, `slow`, `exit`: injected faults; a slow rank takes `amount`
     times as long for its part of each iteration, one that exits does so with the code `amount`; for a spike the gradient is
     wrong for `amount` iterations, that of a corrupt rank a little from then on; what is raised is the `text`, `TYPE: message`.

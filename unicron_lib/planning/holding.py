@@ -6,10 +6,13 @@ from unicron_lib.domain.cluster import ClusterState, Incident, PlanState
 from unicron_lib.domain.events import Scalar
 from unicron_lib.domain.failures import ErrorKind
 from unicron_lib.domain.jobs import JobState
-from unicron_lib.domain.plans import Assignment, Hold, Plan, Slot, StepKind
+from unicron_lib.domain.plans import Assignment, Hold, Layout, Plan, Slot, StepKind
 
 MOST_IN_VAIN = 2
 """After so many failures in a row without a new iteration, a job's processes are worth nothing: it starts with new ones."""
+
+Told = Mapping[str, Scalar]
+"""What an agent tells of a rank."""
 
 
 def hold_of(
@@ -74,24 +77,63 @@ def _hung(incidents: Iterable[Incident], job: JobState) -> tuple[int, ...]:
     return tuple(sorted(found)) if len(found) < max(job.gpus, 2) else ()
 
 
-def memory_of(hold: Hold, ranks: Iterable[Mapping[str, Scalar]]) -> dict[str, Scalar] | None:
+def memory_of(hold: Hold, ranks: Iterable[Told], *, replica_size: int = 1) -> dict[str, Scalar] | None:
     """What the ranks that live on have, of all `ranks` that agents tell of after a hold, each with its `node`.
 
-    None if they have nothing, or if others, which do not live on, are further by more than the iteration under way.
+    None if they have nothing, or not all parts of a replica of `replica_size` ranks, or if others, which do not live on, are
+    further by more than the iteration under way.
     """
     parked = [rank for rank in ranks if rank["state"] == "parked" and iteration_of(rank) >= 0]
     kept = [rank for rank in parked if Slot(str(rank["node"]), int(rank["gpu"] or 0)) in hold.kept]
-    if not kept or max(map(iteration_of, kept)) < max(map(iteration_of, parked)) - 1:
+    iteration = _furthest(kept, replica_size)
+    if iteration < 0 or iteration < _furthest(parked, replica_size) - 1:
         return None
     return {
         "source": f"memory of {len(kept)} {'rank' if len(kept) == 1 else 'ranks'}",
-        "iteration": max(map(iteration_of, kept)),
+        "iteration": iteration,
         "manifest": None,
         "held": len(kept),
-        "micro_batches": sum(int(rank["micro_batches"] or 0) for rank in kept),
+        "micro_batches": sum(int(rank["micro_batches"] or 0) for rank in kept if not _part_of(rank, replica_size)),
     }
 
 
-def iteration_of(rank: Mapping[str, Scalar]) -> int:
+def whole_replicas(ranks: Iterable[Told], replica_size: int) -> list[tuple[Told, ...]]:
+    """Ranks that together have the whole state of an iteration, in the order of their parts of it; the furthest first."""
+    alike: dict[tuple[int, int], list[list[Told]]] = {}
+    for rank in sorted(ranks, key=lambda rank: int(rank["rank"] or 0)):
+        parts = alike.setdefault((iteration_of(rank), int(rank["generation"] or 0)), [[] for _ in range(replica_size)])
+        parts[_part_of(rank, replica_size)].append(rank)
+    return [
+        tuple(its[min(number, len(its) - 1)] for its in alike[key])
+        for key in sorted(alike, reverse=True)
+        if all(alike[key])
+        for number in range(max(map(len, alike[key])))
+    ]
+
+
+def savers(ranks: Collection[Told], layouts: Mapping[int, Layout]) -> list[tuple[Told, ...]]:
+    """`whole_replicas` of ranks of several generations, by the layouts of these; one that nobody knows has no parts."""
+    generations = sorted({int(rank["generation"] or 0) for rank in ranks}, reverse=True)
+    found = [
+        group
+        for generation in generations
+        for group in whole_replicas(
+            [rank for rank in ranks if rank["generation"] == generation], layouts.get(generation, Layout()).replica_size
+        )
+    ]
+    return sorted(found, key=lambda group: -iteration_of(group[0]))
+
+
+def _furthest(ranks: Collection[Told], replica_size: int) -> int:
+    """The last iteration of which some of `ranks` have each part, -1 for none."""
+    had = [{iteration_of(rank) for rank in ranks if _part_of(rank, replica_size) == part} for part in range(replica_size)]
+    return max(set.intersection(*had), default=-1)
+
+
+def _part_of(rank: Told, replica_size: int) -> int:
+    return int(rank["rank"] or 0) % replica_size
+
+
+def iteration_of(rank: Told) -> int:
     """The last iteration that is complete in a rank's parameters, -1 for none."""
     return int(rank["iteration"] if rank["iteration"] is not None else -1)

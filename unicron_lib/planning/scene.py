@@ -239,11 +239,11 @@ class Scene:
         return transition_cost.transition_s(move, origin, self.bandwidths)
 
     def _relayout_s(self, job: JobState, flops: float, transition_s: float) -> dict[int, float]:
-        """What is added on sizes where the layout changes. Ranks that have parts of the model save them only if all live."""
+        """What is added on sizes where the layout changes, by whether ranks that live on have a whole state to save first."""
         now, ranked = layout_now(job), self.layouts.ranked.get(job.spec.job, {})
         if now is None:
             return {}
-        is_saved = job.spec.job not in self.touched or (now.replica_size == 1 and self._has_replica(job))
+        is_saved = job.spec.job not in self.touched or self._has_replica(job)
         move = transition_cost.move_of(job.spec, flops)
         cost_s = transition_cost.relayout_s(move, is_saved=is_saved, bandwidths=self.bandwidths)
         changing = (size for size, own in ranked.items() if own and own[0].layout.shape != now.shape)

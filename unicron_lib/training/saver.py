@@ -94,14 +94,40 @@ class Saver:
         self._given_up.set()
 
     def save_replica(self, position: Position, state: Mapping[str, torch.Tensor]) -> str | None:
-        """Save the whole state alone, as one shard, and commit it; the manifest's key, None if it failed."""
-        copy = Copy(iteration=position.iteration, loss=position.loss, data=to_bytes(state), names=tuple(state))
+        """Save this rank's state without waiting for anybody, and commit what then is a whole replica's; None if it failed.
+
+        Returns the manifest's key, "" from a rank that has saved its part of a replica. The rank at the first place commits: it
+        is to come last.
+        """
+        mine = self._owned(state)
+        copy = Copy(iteration=position.iteration, loss=position.loss, data=to_bytes(mine), names=tuple(mine))
+        # states of one iteration that different generations have applied are not of one replica
+        save = "replica-{}".format(self._env.rank if self._is_alone else f"of-{position.generation}")
         try:
-            shard = self._put(copy, save=f"replica-{self._env.rank}", rank=0)
-            return self._repository.commit(self._manifest(copy, (shard,)))
+            self._put(copy, save=save, rank=self._env.rank % self._env.layout.replica_size)
+            return self._commit_replica(copy, save) if self._is_first else ""
         except (StoreError, CheckpointError, StaleGeneration) as error:
             log.warning("the replica of iteration %d is not saved: %s", position.iteration, error)
             return None
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._env.layout.replica_size == 1
+
+    @property
+    def _is_first(self) -> bool:
+        return self._env.rank % self._env.layout.replica_size == 0
+
+    def _commit_replica(self, copy: Copy, save: str) -> str:
+        shards = self._repository.find_shards(
+            iteration=copy.iteration,
+            generation=self._env.generation,
+            save=save,
+            num_ranks=self._env.layout.replica_size,
+        )
+        if shards is None:
+            raise CheckpointError("not all of its ranks have written their parts")
+        return self._repository.commit(self._manifest(copy, shards))
 
     def _start(self, copy: Copy) -> None:
         self._thread = threading.Thread(target=self._save, args=(copy,), name="save", daemon=True)
@@ -128,14 +154,14 @@ class Saver:
 
     def _owned(self, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """What of the state is saved by ranks of this place, and by no others of the replica."""
-        if self._env.layout.replica_size == 1:
+        if self._is_alone:
             return state
         owned = owned_at(self._env.spec, self._env.layout, self._env.place)
         return {name: tensor for name, tensor in state.items() if name.partition(".")[2] in owned}
 
     def _slices(self, names: tuple[str, ...]) -> dict[str, TensorSlice]:
         """Where these tensors lie in the whole ones, nothing if they are whole."""
-        if self._env.layout.replica_size == 1:
+        if self._is_alone:
             return {}
         here = of_the_state(slices_at(self._env.spec, self._env.layout, self._env.place))
         return {name: here[name] for name in names}

@@ -88,13 +88,11 @@ class Term:
         self._end(memory, meeting, is_finished=is_finished)
 
     def save_replica(self, memory: Memory | None, *, writes_as: str | None = None) -> RankDrained:
-        """Save the whole state, unless it still is the one of the fallback, or others have parts of it; tells the manifest.
+        """Save the state, unless it still is the one of the fallback; tells the manifest, "" if this is a part of a replica.
 
         `writes_as` is the generation that does so, if this rank's own has been replaced already.
         """
         if memory is None or not memory.position.is_whole or memory.position.iteration <= self._fallback_iteration:
-            return self._drained(self._fallback_iteration, self._env.restore_from)
-        if not memory.replica.siblings.are_none:
             return self._drained(self._fallback_iteration, self._env.restore_from)
         saver = self._saver
         if writes_as is not None:
