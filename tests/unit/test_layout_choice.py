@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from scenes import Scene
 
+from unicron_lib.cli.look import job_rows
 from unicron_lib.detection.measured import measurements
 from unicron_lib.domain.actions import Respond
 from unicron_lib.domain.failures import ErrorKind
@@ -53,6 +54,7 @@ def test_with_one_table_for_all_and_with_none_the_model_chooses() -> None:
         choice = choice_of(spec)
         assert best(choice, 2) == max((it.layout for it in choice.ranked(2)), key=choice.model)
     assert choice.flops(2) == 5e8
+    assert {it.source for it in choice.ranked(2)} == {"by the model"}
 
 
 def test_of_equals_the_most_replicas_then_the_owners_order() -> None:
@@ -128,6 +130,13 @@ def test_a_lost_node_that_makes_the_layout_impossible_changes_it() -> None:
     assert plan.assignments[0].layout == Layout()
     assert plan.gpus == {"a": 1}
     assert "a runs in tp=1 pp=1 dp=1 instead of tp=2 pp=1, through a checkpoint: the only layout on 1 GPU" in plan.reason
+
+
+def test_the_layout_is_shown_where_it_is_not_plain() -> None:
+    scene = started(2, 2, max_gpus=2)
+    scene.submit("plain", min_gpus=2, max_gpus=2)
+    scene.settle()
+    assert {row["job"]: row["layout"] for row in job_rows(scene.state, {})} == {"a": "tp=2 pp=1 dp=1", "plain": ""}
 
 
 def test_a_change_of_layout_leaves_no_rank_alive_and_drains_all() -> None:

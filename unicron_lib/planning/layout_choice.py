@@ -26,11 +26,13 @@ class Choice:
 
     `allowed` gives the layouts on a number of GPUs in the owner's order. `given` (layouts to FLOP/s) goes before `measured`,
     and that before the `model`, which the measurements of all layouts calibrate; without any, `scaling` stands for them.
+    `given_by` says what tells the given layouts of a size apart.
     """
 
     allowed: Callable[[int], Sequence[Layout]]
     model: Callable[[Layout], float]
     given: Mapping[Layout, float] = field(default_factory=dict)
+    given_by: str = "by its table"
     measured: Mapping[Layout, float] = field(default_factory=dict)
     scaling: Scaling = field(default_factory=Scaling)
 
@@ -51,7 +53,7 @@ class Choice:
         return self._priced(layout).flops
 
     def _priced(self, layout: Layout) -> Priced:
-        for points, source in ((self.given, "by its table"), (self.measured, "measured")):
+        for points, source in ((self.given, self.given_by), (self.measured, "measured")):
             if layout in points:
                 return Priced(layout=layout, flops=points[layout], source=source)
         return Priced(layout=layout, flops=self._scaling(self.model(layout)), source="by the model")

@@ -70,7 +70,7 @@ def tables(spec: JobSpec, known: Mapping[int, float], *, pools: Collection[str],
     if spec.throughput_by_pool:
         given = {name: spec.throughput_by_pool[name] for name in allowed if name in spec.throughput_by_pool}
         return {name: {x: t for x, t in sorted(table.items()) if spec.admits(x)} for name, table in given.items()}
-    if spec.throughput_flops or home is None:
+    if spec.throughput_flops or home is None or any(it.throughput_flops for it in spec.parallel_layouts):
         return dict.fromkeys(allowed, known)
     return {name: known for name in allowed if name == home}
 

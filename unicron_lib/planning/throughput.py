@@ -113,6 +113,7 @@ def _choice(spec: JobSpec, by_shape: ByShape, device: Device, known: Device | No
         allowed=layout_choice.allowed(spec, model, known),
         model=lambda layout: model_flops(model, device, Candidate(layout=layout, micro_batch=spec.micro_batch_size)),
         given=layout_choice.given(spec),
+        given_by="by the model" if spec.throughput_flops else "by its table",
         measured=layout_choice.measured(spec, by_shape),
     )
 
