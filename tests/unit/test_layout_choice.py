@@ -106,7 +106,7 @@ def started(*sizes: int, ways: tuple[ParallelLayout, ...] = WAYS, **keys: object
     scene = Scene(granularity_gpus=1)
     for number, num_gpus in enumerate(sizes, 1):
         scene.join(f"node-{number}", num_gpus)
-    scene.submit("a", min_gpus=1, throughput_flops={}, parallel_layouts=ways, **{"transition_s": 1.0, **keys})
+    scene.submit("a", throughput_flops={}, parallel_layouts=ways, **{"min_gpus": 1, "transition_s": 1.0, **keys})
     scene.settle()
     return scene
 
@@ -196,6 +196,12 @@ def test_where_others_leave_no_room_for_the_groups_the_next_best_layout_runs() -
     assert plan.assignment_of("a").layout == Layout(dp=2)
     assert "a cannot be placed" in plan.reason
     assert not plan.optimal
+
+
+def test_a_job_waits_for_the_smallest_size_of_any_layout() -> None:
+    scene = started(2, ways=(way(2, x4=9e8), way(2, 2, x8=9e8)), min_gpus=4)
+    reason = list(scene.state.plans.values())[-1].plan.reason
+    assert "a waits: it needs at least 4 GPUs" in reason
 
 
 def test_a_job_that_starts_again_where_it_is_keeps_its_layout() -> None:

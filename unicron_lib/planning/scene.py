@@ -173,7 +173,8 @@ class Scene:
         return {size: flops for size, flops in table.items() if self._hindrance(job, job.spec.layout(size)) is None}
 
     def _most(self, job: JobState) -> int:
-        return max(self.num_gpus, job.spec.min_gpus, *job.spec.throughput_flops)
+        tables = (job.spec.throughput_flops, *(it.throughput_flops for it in job.spec.parallel_layouts))
+        return max(self.num_gpus, job.spec.min_gpus, *(size for table in tables for size in table))
 
     @cached_property
     def layouts(self) -> Layouts:

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from types import MappingProxyType
 
 from unicron_lib.domain.jobs import JobSpec
@@ -111,7 +111,7 @@ def _choice(spec: JobSpec, by_shape: ByShape, device: Device, known: Device | No
     model = model_of(spec)
     return Choice(
         allowed=layout_choice.allowed(spec, model, known),
-        model=lambda layout: model_flops(model, device, Candidate(layout=layout, micro_batch=spec.micro_batch_size)),
+        model=cache(lambda layout: model_flops(model, device, Candidate(layout=layout, micro_batch=spec.micro_batch_size))),
         given=layout_choice.given(spec),
         given_by="by the model" if spec.throughput_flops else "by its table",
         measured=layout_choice.measured(spec, by_shape),
