@@ -14,7 +14,7 @@ from unicron_lib.domain.cluster import ClusterState, NodeStatus
 from unicron_lib.domain.events import Scalar
 from unicron_lib.domain.plans import Assignment, Plan, Step
 from unicron_lib.errors import ControllerError
-from unicron_lib.planning.memory import HeldSlot, MemorySource, Place, choose, peers_of
+from unicron_lib.planning.memory import Fetch, HeldSlot, MemorySource, Place, choose, lacks_copies, peers_of
 
 log = logging.getLogger("unicron.memory")
 FIND_S = 30.0
@@ -46,17 +46,17 @@ async def _find_source(
         f"{node}: {reply.result['skipped']}" for node, reply in zip(views, replies, strict=True) if reply and _skips(reply)
     )
     racks = {name: node.rack for name, node in state.nodes.items()}
-    source = choose(slots, assignment.nodes, floor=floor, saved=saved, racks=racks)
-    if source is not None and not source.on and not await _fetched(step, source, views):
+    source = choose(slots, assignment.homes, floor=floor, saved=saved, racks=racks)
+    if source is not None and not await _all_fetched(step, source, views):
         return None, "; ".join(filter(None, (skipped, f"iteration {source.place[1]} could not be copied from its holders")))
     return source, skipped
 
 
 def _told(source: MemorySource) -> dict[str, Scalar]:
     """A source as RESTORE's result tells it."""
-    where = f"memory of {', '.join(source.on)}" if source.on else f"memory of {source.holders[0]}, copied to {source.to}"
+    copied = dict.fromkeys(f"memory of {fetch.holders[0]}, copied to {fetch.to}" for fetch in source.fetches)
     return {
-        "memory": where,
+        "memory": "; ".join((*([f"memory of {', '.join(source.on)}"] if source.on else []), *copied)),
         "memory_generation": source.place[0],
         "memory_bytes": source.num_bytes,
         "iteration": source.place[1],
@@ -69,13 +69,14 @@ def place_of(restored: Result) -> Place | None:
     return None if generation is None or iteration is None else (int(generation), int(iteration))
 
 
-async def peers(state: ClusterState, assignment: Assignment) -> tuple[str, ...]:
-    """Where the nodes of an assignment send copies of what they keep in memory, `HOST:PORT`."""
-    if len(assignment.nodes) != 1 or state.jobs[assignment.job].spec.memory_interval == 0:
-        return ()
+async def peers(state: ClusterState, assignment: Assignment) -> dict[str, tuple[str, ...]]:
+    """Where nodes of an assignment send copies of what they keep in memory, `HOST:PORT`: all of them, or none."""
+    if not lacks_copies(assignment.homes) or state.jobs[assignment.job].spec.memory_interval == 0:
+        return {}
     views = {name: view for name, view in (await _nodes()).items() if _is_ready(state, name)}
     racks = {name: node.rack for name, node in state.nodes.items()}
-    return tuple(_address(views[name]) for name in peers_of(assignment.job, assignment.nodes, views, racks))
+    found = {home: peers_of(assignment.job, home, views, racks, busy=assignment.nodes) for home in assignment.nodes}
+    return {home: tuple(_address(views[name]) for name in names) for home, names in found.items()}
 
 
 async def forget(step: Step) -> None:
@@ -91,16 +92,21 @@ async def _find(node: str, step: Step) -> Reply | None:
     return await _ask(node, FindMemory(step=f"{step.id}/find/{node}", job=step.job), FIND_S)
 
 
-async def _fetched(step: Step, source: MemorySource, views: Mapping[str, NodeView]) -> bool:
+async def _all_fetched(step: Step, source: MemorySource, views: Mapping[str, NodeView]) -> bool:
+    return all(await asyncio.gather(*(_fetched(step, source, fetch, views) for fetch in source.fetches)))
+
+
+async def _fetched(step: Step, source: MemorySource, fetch: Fetch, views: Mapping[str, NodeView]) -> bool:
     command = FetchMemory(
-        step=f"{step.id}/fetch/{source.to}",
+        step=f"{step.id}/fetch/{fetch.to}{fetch.part and '/'}{fetch.part}",
         job=step.job,
         generation=step.generation,
         slot_generation=source.place[0],
         iteration=source.place[1],
-        holders=tuple(_address(views[holder]) for holder in source.holders),
+        part=fetch.part,
+        holders=tuple(_address(views[holder]) for holder in fetch.holders),
     )
-    return await _ask(source.to, command, FIND_S + len(source.holders) * source.num_bytes / SLOWEST_BYTES_S) is not None
+    return await _ask(fetch.to, command, FIND_S + len(fetch.holders) * source.num_bytes / SLOWEST_BYTES_S) is not None
 
 
 async def _ask(node: str, command: Command, timeout_s: float) -> Reply | None:
@@ -128,10 +134,12 @@ async def _nodes() -> dict[str, NodeView]:
 def _slots(node: str, reply: Reply | None) -> list[HeldSlot]:
     found = reply.result.get("slots", []) if reply else []
     assert isinstance(found, list)
-    return [
-        HeldSlot(node=node, place=(int(it["generation"] or 0), int(it["iteration"] or 0)), num_bytes=int(it["num_bytes"] or 0))
-        for it in found
-    ]
+    return [_slot(node, it) for it in found]
+
+
+def _slot(node: str, told: Result) -> HeldSlot:
+    place = int(told["generation"] or 0), int(told["iteration"] or 0)
+    return HeldSlot(node=node, place=place, num_bytes=int(told["num_bytes"] or 0), part=str(told.get("part") or ""))
 
 
 def _skips(reply: Reply) -> bool:

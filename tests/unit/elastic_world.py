@@ -7,13 +7,14 @@ from pathlib import Path
 import torch
 from memory_peers import Fault, Killed, Room
 from stage import Stage
+from torch.distributed import HashStore
 
 from unicron_lib.agent.beats import BeatWriter
 from unicron_lib.agent.rank_messages import Progress, from_rank
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout, Place
 from unicron_lib.training.environment import RankEnvironment
-from unicron_lib.training.groups import members_of
+from unicron_lib.training.groups import Bulletin, Meeting, members_of
 from unicron_lib.training.handover import Fallback, Memory, hand_over
 from unicron_lib.training.ledger import Ledger
 from unicron_lib.training.loop import Loop, Work
@@ -179,7 +180,7 @@ class World:
             loop = Loop(
                 env,
                 memory=memory,
-                peers=groups["column"],
+                meeting=Meeting(peers=room.peers(rank), bulletin=Bulletin(HashStore()), **groups),
                 work=Work(self.spec, replica=env.place.dp, num_replicas=env.layout.dp),
                 saver=Saving(self.checkpoints, env.layout, env.place),
                 link=link,

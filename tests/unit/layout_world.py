@@ -32,6 +32,7 @@ def together(
 
     def live(rank: int) -> Any:
         groups = {name: room.peers(rank, members) for name, members in members_of(layout, rank).items()}
+        groups["peers"] = room.peers(rank)
         try:
             return body(rank, groups)
         finally:

@@ -135,6 +135,18 @@ def test_the_environment_of_a_rank(tmp_path: Path) -> None:
     assert "UNICRON_RESTORE_FROM" not in env
 
 
+@pytest.mark.parametrize(
+    ("layout", "keepers"), [(Layout(dp=8), {4}), (Layout(tp=2, dp=4), {4, 5}), (Layout(pp=4, dp=2), {4, 5})]
+)
+def test_one_rank_of_a_node_keeps_what_several_have(tmp_path: Path, layout: Layout, keepers: set[int]) -> None:
+    facts = NodeFacts(node="n", address="10.0.0.2", num_gpus=4, run_dir=tmp_path)
+    command = replace(launch(), layout=layout, ranks=((4, 0), (5, 1), (8, 2)))
+    told = {rank: rank_environment(facts, command, rank, Path("/s")) for rank, _ in command.ranks}
+    assert {rank for rank, env in told.items() if env.get("UNICRON_MEMORY_KEEPS") == "1"} == keepers
+    sent = rank_environment(facts, replace(command, memory_peers=("a:1",)), 4, Path("/s"))
+    assert sent["UNICRON_MEMORY_KEEPS"] == "2"
+
+
 def test_gpus_that_do_not_exist_are_not_named(tmp_path: Path) -> None:
     facts = NodeFacts(node="n", address="10.0.0.2", num_gpus=4, run_dir=tmp_path)
     env = rank_environment(facts, launch(), 5, Path("/s"))

@@ -15,8 +15,9 @@ from unicron_lib.controller.progress import ProgressTable
 from unicron_lib.controller.recorder import Recorder
 from unicron_lib.controller.service import Controller
 from unicron_lib.controller.views import all_progress_json
+from unicron_lib.controller.watch import look_at
 from unicron_lib.domain.cluster import ClusterState, Node, NodeStatus
-from unicron_lib.domain.events import Event, NodeJoined
+from unicron_lib.domain.events import Event, NodeCleared, NodeJoined
 from unicron_lib.domain.jobs import JobSpec, JobState, JobStatus
 from unicron_lib.domain.plans import Assignment, Layout, Slot
 from unicron_lib.errors import CommandTimeout, ControllerError, IllegalTransition, NodeNotConnected, StoreError
@@ -218,6 +219,20 @@ async def test_nodes_of_the_journal_are_watched_from_the_start() -> None:
     assert controller.hub.nodes["s"].suspected
     assert controller.hub.nodes["r"].ranks == (RankInfo(job="a", generation=3, rank=0, pid=0, gpu=0),)
     assert not controller.hub.nodes["r"].contact.dialled
+
+
+async def test_a_suspicion_that_a_dying_controller_journalled_is_cleared_by_the_next() -> None:
+    suspect = Node(id="n", boot="b", address="x", num_gpus=1, status=NodeStatus.SUSPECT)
+    journal = FlakyJournal(state=ClusterState(nodes={"n": suspect}))
+    controller = Controller(Recorder(journal))
+    writing = asyncio.create_task(controller.recorder.run())
+    line = link()
+    record = await controller.arrive(HELLO, line)
+    assert await controller.admit(record, line) is None
+    look_at(controller, record)
+    await controller.recorder.record(joined("the last in the queue"))
+    assert [type(event) for event in journal.events] == [NodeJoined, NodeCleared, NodeJoined]
+    writing.cancel()
 
 
 async def test_a_life_that_the_journal_calls_lost_is_not_admitted() -> None:

@@ -182,9 +182,11 @@ EVERYWHERE = Hold(kept=tuple(Slot("n1", gpu) for gpu in range(4)), abort=True)
         ([of(0, 7), of(3, 7)], 7),
         ([of(0, 7), of(2, 6), of(3, 6)], 6),
         ([of(0, 7), of(2, 7)], None),
-        ([of(0, 7), of(1, 6)], None),
+        ([of(0, 7), of(1, 6)], 7),
+        ([of(0, 7), of(3, 6)], None),
+        ([of(0, 8), of(1, 6)], None),
     ],
-    ids=["a replica", "parts of two", "one has stepped", "no second part", "no common iteration"],
+    ids=["a replica", "parts of two", "one is behind", "no second part", "one has stepped", "of two replicas", "far behind"],
 )
 def test_ranks_that_are_parts_of_replicas_hold_what_they_have_all_parts_of(ranks, iteration) -> None:
     found = memory_of(EVERYWHERE, ranks, replica_size=2)

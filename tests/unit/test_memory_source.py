@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unicron_lib.domain.jobs import JobSpec, JobState
-from unicron_lib.planning.memory import HeldSlot, choose, may_begin_from_memory, peers_of
+from unicron_lib.planning.memory import Fetch, HeldSlot, MemorySource, choose, lacks_copies, may_begin_from_memory, peers_of
 
 RACKS = {"n1": "r1", "n2": "r1", "n3": "r2", "n4": ""}
 
@@ -17,7 +17,7 @@ def slot(node: str, generation: int, iteration: int) -> HeldSlot:
 
 
 def chosen(*slots: HeldSlot, nodes=("n1", "n2"), floor=0, saved=None):
-    return choose(slots, nodes, floor=floor, saved=saved, racks=RACKS)
+    return choose(slots, {"": nodes}, floor=floor, saved=saved, racks=RACKS)
 
 
 def test_without_slots_there_is_the_store() -> None:
@@ -26,17 +26,17 @@ def test_without_slots_there_is_the_store() -> None:
 
 def test_the_furthest_wins_however_far_away() -> None:
     source = chosen(slot("n1", 2, 40), slot("n2", 2, 40), slot("n3", 2, 41))
-    assert (source.place, source.on, source.to, source.holders) == ((2, 41), (), "n1", ("n3",))
+    assert (source.place, source.on, source.fetches) == ((2, 41), (), (Fetch(to="n1", holders=("n3",)),))
 
 
 def test_of_equals_every_near_one_is_used() -> None:
     source = chosen(slot("n3", 2, 41), slot("n2", 2, 41), slot("n1", 2, 40))
-    assert (source.place, source.on, source.to, source.holders) == ((2, 41), ("n2",), "", ())
+    assert (source.place, source.on, source.fetches) == ((2, 41), ("n2",), ())
 
 
 def test_the_holder_in_the_same_rack_is_asked_first() -> None:
     source = chosen(slot("n4", 2, 41), slot("n3", 2, 41), slot("n2", 2, 41), nodes=("n1",))
-    assert source.holders == ("n2", "n3", "n4")
+    assert source.fetches[0].holders == ("n2", "n3", "n4")
 
 
 def test_who_went_on_later_counts_before_who_was_further() -> None:
@@ -70,7 +70,7 @@ held = st.builds(lambda node, place: slot(node, *place), st.sampled_from(sorted(
     saved=st.none() | places,
 )
 def test_never_backwards_and_always_from_somebody_who_has_it(slots, nodes, floor, saved) -> None:
-    source = choose(slots, nodes, floor=floor, saved=saved, racks=RACKS)
+    source = choose(slots, {"": nodes}, floor=floor, saved=saved, racks=RACKS)
     useful = [
         s.place for s in slots if s.place[0] >= floor and (saved is None or (s.place[0] >= saved[0] and s.place[1] > saved[1]))
     ]
@@ -79,34 +79,78 @@ def test_never_backwards_and_always_from_somebody_who_has_it(slots, nodes, floor
         assert source.place == max(useful)
         holders = {s.node for s in slots if s.place == source.place}
         assert set(source.on) == holders & set(nodes)
-        assert set(source.holders) == (set() if source.on else holders)
-        assert source.to == ("" if source.on else nodes[0])
+        assert [(it.to, set(it.holders)) for it in source.fetches] == ([] if source.on else [(nodes[0], holders)])
         assert saved is None or source.place[1] > saved[1]
+
+
+# --- parts
+
+HOMES = {"left": ("n1", "n3"), "right": ("n2",)}
+
+
+def part(node: str, name: str, iteration: int, generation: int = 2) -> HeldSlot:
+    return HeldSlot(node=node, place=(generation, iteration), num_bytes=10, part=name)
+
+
+def of_parts(*slots: HeldSlot):
+    return choose(slots, HOMES, floor=0, saved=None, racks=RACKS)
+
+
+def test_all_parts_are_of_the_furthest_iteration_that_there_are_all_of() -> None:
+    source = of_parts(part("n1", "left", 8), part("n1", "left", 6), part("n2", "right", 6), part("n2", "right", 4))
+    assert source == MemorySource(place=(2, 6), num_bytes=20, on=("n1", "n2"))
+
+
+def test_each_part_comes_to_a_node_that_needs_it() -> None:
+    source = of_parts(part("n3", "left", 6), part("n2", "left", 6), part("n4", "right", 6), part("n1", "right", 6))
+    assert source.on == ("n3",)
+    assert source.fetches == (Fetch(part="right", to="n2", holders=("n1", "n4")),)
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [
+        [part("n1", "left", 6)],
+        [part("n1", "left", 6), part("n2", "right", 7)],
+        [part("n1", "left", 6), part("n2", "right", 6, 1)],
+        [part("n1", "left", 6), part("n2", "another", 6)],
+        [part("n1", "", 6)],
+    ],
+    ids=["no second part", "another iteration", "another branch", "another layout", "whole"],
+)
+def test_without_all_parts_there_is_the_store(slots: list[HeldSlot]) -> None:
+    assert of_parts(*slots) is None
 
 
 # --- peers
 
 
 def test_a_job_of_several_nodes_has_its_copies_already() -> None:
-    assert peers_of("a", ("n1", "n2"), ("n1", "n2", "n3"), RACKS) == ()
-    assert peers_of("a", (), ("n1",), RACKS) == ()
+    assert not lacks_copies({"": ("n1", "n2")})
+    assert lacks_copies({"": ("n1",)})
+    assert lacks_copies({"first": ("n1", "n2"), "second": ("n2",)})
 
 
 def test_another_rack_is_better() -> None:
-    found = peers_of("a", ("n1",), ("n1", "n2", "n3", "n4"), RACKS)
+    found = peers_of("a", "n1", ("n1", "n2", "n3", "n4"), RACKS)
     assert set(found) == {"n2", "n3", "n4"}
     assert found[-1] == "n2"
 
 
+def test_who_has_ranks_of_the_job_is_asked_after_the_others() -> None:
+    found = peers_of("a", "n1", ("n1", "n2", "n3", "n4"), {}, busy=("n1", "n3"))
+    assert (set(found), found[-1]) == ({"n2", "n3", "n4"}, "n3")
+
+
 def test_alone_there_is_nobody() -> None:
-    assert peers_of("a", ("n1",), ("n1",), RACKS) == ()
+    assert peers_of("a", "n1", ("n1",), RACKS) == ()
 
 
 def test_jobs_spread_and_each_choice_stays() -> None:
     nodes = [f"n{number}" for number in range(20)]
-    first = [peers_of(f"job-{number}", ("n0",), nodes, {})[0] for number in range(60)]
+    first = [peers_of(f"job-{number}", "n0", nodes, {})[0] for number in range(60)]
     assert len(set(first)) > 10
-    assert first == [peers_of(f"job-{number}", ("n0",), reversed(nodes), {})[0] for number in range(60)]
+    assert first == [peers_of(f"job-{number}", "n0", reversed(nodes), {})[0] for number in range(60)]
 
 
 # --- whether at all

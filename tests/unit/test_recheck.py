@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from elastic_world import small_job
+from layout_world import replicas_of, together
 from memory_peers import Fault, Room
 from stage import Stage
 
@@ -15,12 +17,15 @@ from unicron_lib.agent.rank_messages import from_rank
 from unicron_lib.detection.classify import classify
 from unicron_lib.detection.sections import Section
 from unicron_lib.domain.failures import ErrorKind
+from unicron_lib.domain.plans import Layout
 from unicron_lib.training import recheck
 from unicron_lib.training.digests import digest_of
 from unicron_lib.training.handover import Memory
 from unicron_lib.training.last_words import last_words
+from unicron_lib.training.loop import Work
 from unicron_lib.training.peers import CollectiveFailed
 from unicron_lib.training.recheck import RERUNS, PeerComputesWrongly, Recheck, ResultsDiffer, WrongResult
+from unicron_lib.training.siblings import Siblings
 
 CPU = torch.device("cpu")
 Compute = Callable[[int], float]
@@ -32,8 +37,8 @@ def right(_: int) -> float:
 
 
 class FakeReplica:
-    def __init__(self) -> None:
-        self.device = CPU
+    def __init__(self, siblings: Siblings) -> None:
+        self.device, self.siblings = CPU, siblings
         self.state = torch.arange(12, dtype=torch.float32)
         self.buffer = torch.zeros(8, dtype=torch.float32)
 
@@ -46,11 +51,12 @@ class FakeReplica:
 
 
 class Ranks:
-    """The ranks of one job, each with what it computes."""
+    """The ranks of one job, each with what it computes; `tp` of them are a replica."""
 
-    def __init__(self, *computes: Compute, iteration: int = 9, **keys: int) -> None:
+    def __init__(self, *computes: Compute, iteration: int = 9, tp: int = 1, **keys: int) -> None:
         self.spec = small_job(**{"train_iters": 100, "rerun_check_interval": 5} | keys)
-        self.memories = [Memory(replica=FakeReplica()) for _ in computes]
+        layout = Layout(tp=tp, dp=len(computes) // tp)
+        self.memories = [Memory(replica=FakeReplica(Siblings(layout, layout.place(r)))) for r in range(len(computes))]
         self.computes = list(computes)
         self.computed: list[list[tuple[int, int]]] = [[] for _ in computes]
         self.marks: list[Section] = []
@@ -139,7 +145,7 @@ def test_kernels_that_are_not_deterministic_turn_it_off_and_are_told_once(caplog
     assert ranks.run(times=3) == [False] * 3, "it has been off since the first one"
     assert [len(done) for done in ranks.computed] == [1 + RERUNS] * 3
     assert caplog.text.count("not deterministic") == 3
-    ranks.memories[1] = Memory(replica=FakeReplica())
+    ranks.memories[1] = Memory(replica=FakeReplica(Siblings()))
     ranks.memories[1].position.iteration, ranks.memories[1].position.is_whole = 9, True
     assert ranks.run() == [True] * 3, "who is new has to hear of it first"
     assert [len(done) for done in ranks.computed] == [1 + RERUNS, 2 + RERUNS, 1 + RERUNS]
@@ -197,3 +203,66 @@ def test_kernels_are_what_they_were_when_the_check_is_over() -> None:
 
 def test_the_kind_of_a_processor_is_the_same_each_time() -> None:
     assert recheck.kind_of(CPU) == recheck.kind_of(CPU) != ""
+
+
+# --- replicas of several ranks
+
+
+def slice_of(part: int) -> Compute:
+    """What is right for the rank with that part."""
+    return lambda _: 10.0 * part
+
+
+def test_only_ranks_with_the_same_part_are_compared() -> None:
+    ranks = Ranks(*[slice_of(0), slice_of(1)] * 2, tp=2)
+    assert ranks.run() == [True] * 4
+    assert ranks.computed == [[(9, 0)]] * 4
+
+
+def test_one_replica_has_nobody_to_be_compared_with() -> None:
+    assert Ranks(slice_of(0), slice_of(1), tp=2).run() == [False] * 2
+
+
+def test_a_guilty_rank_is_outvoted_by_those_with_its_part_and_all_compute_again() -> None:
+    ranks = Ranks(*[slice_of(0), slice_of(1)] * 2, slice_of(0), lambda _: 11.0, tp=2)
+    outcomes = ranks.run()
+    assert [type(outcome) for outcome in outcomes] == [*[PeerComputesWrongly] * 5, WrongResult]
+    assert "rank 5 computes wrongly" in str(outcomes[0])
+    assert ranks.computed == [[(9, 0)] * (1 + RERUNS)] * 6
+
+
+def test_of_two_replicas_nobody_knows_which_one_is_wrong() -> None:
+    ranks = Ranks(slice_of(0), slice_of(1), slice_of(0), lambda _: 11.0, tp=2)
+    assert [type(outcome) for outcome in ranks.run()] == [ResultsDiffer] * 4
+
+
+def test_who_was_misled_by_a_wrong_state_of_a_sibling_is_not_blamed() -> None:
+    ranks = Ranks(*[slice_of(0), slice_of(1)] * 2, slice_of(0), lambda _: 11.0, tp=2)
+    ranks.memories[4].replica.state[0] += 1
+    assert [type(outcome) for outcome in ranks.run()] == [*[PeerComputesWrongly] * 4, WrongResult, PeerComputesWrongly]
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
+def test_real_replicas_agree_unless_one_of_their_ranks_is_corrupt(tp: int, pp: int) -> None:
+    layout = Layout(tp=tp, pp=pp, dp=3)
+    sizes = {"tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp, "min_gpus": 2}
+    spec = small_job(num_layers=2, rerun_check_interval=1, **sizes)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    memories = [Memory(replica=replica) for replica in replicas_of(spec, layout)]
+
+    def check(rank: int, groups: dict) -> bool:
+        memory, work = memories[rank], Work(spec, replica=layout.place(rank).dp, num_replicas=layout.dp)
+        memory.position.iteration, memory.position.is_whole = 0, True
+        mark = [].append
+        own = Recheck(spec, memory=memory, peers=groups["peers"], add_gradients=work.add_gradients, mark=mark)
+        with memory.replica.siblings.met(line=groups["line"], replica=groups["replica"]):
+            return own.run()
+
+    try:
+        assert set(together(layout, check).values()) == {True}
+        memories[3].replica.corrupt()
+        outcomes = together(layout, check)
+    finally:
+        dist.destroy_process_group()
+    assert {rank for rank, outcome in outcomes.items() if isinstance(outcome, WrongResult)} == {3}
+    assert sum(isinstance(outcome, PeerComputesWrongly) for outcome in outcomes.values()) == 5

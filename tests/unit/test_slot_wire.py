@@ -30,6 +30,7 @@ def write(pair: SlotPair, iteration: int, generation: int = 1, *, num_bytes: int
         loss=1.5,
         num_bytes=num_bytes,
         digest=digest_of(claim.data),
+        part=pair.part,
     )
     claim.commit(header)
     return header
@@ -196,7 +197,61 @@ async def test_the_newest_state_goes_to_the_first_peer_that_lives(
     job.close()
 
 
+# --- parts
+
+LEFT, RIGHT = "tp0of2-pp0of1", "tp1of2-pp0of1"
+
+
+def test_a_part_is_given_and_fetched_as_such(here: SlotPair, house: SlotHouse, peer: str, tmp_path: Path) -> None:
+    left = SlotPair(here.directory, LEFT)
+    header = write(left, 7, num_bytes=1000)
+    assert offer(peer, TOKEN, left, header)
+    assert house.pair("a", LEFT).check((1, 7)) == header
+    elsewhere = SlotHouse(tmp_path / "elsewhere").pair("a", LEFT)
+    wanted = Get(job="a", generation=1, iteration=7, part=LEFT)
+    assert fetch(peer, TOKEN, elsewhere, wanted) == header
+    with pytest.raises(SlotError, match="there is no slot of iteration 7"):
+        fetch(peer, TOKEN, SlotPair(here.directory, RIGHT), Get(job="a", generation=1, iteration=7, part=RIGHT))
+
+
+async def test_parts_travel_each_and_the_next_are_wanted_after_a_pause(house: SlotHouse, peer: str, tmp_path: Path) -> None:
+    home = SlotHouse(tmp_path / "here")
+    job, sent = Copying(home, TOKEN), [home.travelling("a", part) for part in (LEFT, RIGHT)]
+    job.follow("a", (peer,), (LEFT, RIGHT))
+    write(home.pair("a", LEFT), 9, num_bytes=1000)
+    for slot in sent:
+        write(slot, 7, num_bytes=1000)
+    await job.look()
+    assert [header.iteration for part in (LEFT, RIGHT) for header in house.pair("a", part).found()] == [7, 7]
+    for following in job._jobs.values():
+        following.free_at = float("inf")
+    await job.look()
+    assert [len(slot.found()) for slot in sent] == [1, 1]
+    for following in job._jobs.values():
+        following.free_at = 0.0
+    await job.look()
+    assert [len(slot.found()) for slot in sent] == [0, 0]
+    job.close()
+
+
+def test_parts_share_the_time_in_which_states_travel() -> None:
+    it = Following(peers=["p"], parts=2)
+    it.was_taken((1, 5), 100.0, 101.0)
+    assert it.free_at == pytest.approx(100.0 + 2.0 / copying.DUTY)
+
+
 # --- the house
+
+
+def test_of_parts_both_slots_are_told(house: SlotHouse) -> None:
+    for iteration in (1, 2):
+        write(house.pair("a", LEFT), iteration, num_bytes=1000)
+    write(house.travelling("a", LEFT), 1, num_bytes=1000)
+    whole, reasons = house.compared("a")
+    assert [(header.part, header.iteration) for header in whole] == [(LEFT, 2), (LEFT, 1)]
+    assert reasons == []
+    assert house.forget("a", 5) == 3
+    assert not (house.directory / "a").exists()
 
 
 def test_damaged_slots_are_told_and_left_out(house: SlotHouse) -> None:

@@ -27,7 +27,7 @@ def write(pair: SlotPair, iteration: int, generation: int = 1, *, num_bytes: int
     claim = pair.claim(num_bytes)
     assert claim is not None
     claim.data[:] = bytes([iteration % 256]) * num_bytes
-    told = header(iteration, generation, num_bytes=num_bytes, digest=digest_of(claim.data))
+    told = header(iteration, generation, num_bytes=num_bytes, digest=digest_of(claim.data), part=pair.part)
     claim.commit(told)
     return told
 
@@ -66,7 +66,8 @@ def test_any_bytes_are_no_header(noise: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"job": "../x"}, {"loss": float("nan")}, {"num_bytes": 0}, {"iteration": -1}, {"generation": 10**10}]
+    "wrong",
+    [{"job": "../x"}, {"loss": float("nan")}, {"num_bytes": 0}, {"iteration": -1}, {"generation": 10**10}, {"part": "../x"}],
 )
 def test_impossible_headers_are_refused(wrong) -> None:
     with pytest.raises(ValueError, match=r"impossible|bounds"):
@@ -287,3 +288,32 @@ def test_no_slot_is_made_without_memory(pair: SlotPair, monkeypatch: pytest.Monk
     with pytest.raises(SlotError, match="no state is kept in memory: "):
         pair.claim(mmap.PAGESIZE)
     assert list(pair.directory.iterdir()) == []
+
+
+# --- parts
+
+LEFT, RIGHT = "tp0of2-pp0of1", "tp1of2-pp0of1"
+
+
+def test_each_part_has_slots_of_its_own(tmp_path: Path) -> None:
+    left, right, whole = (SlotPair(tmp_path / "house" / "a", part) for part in (LEFT, RIGHT, ""))
+    for iteration in (1, 2, 3):
+        write(left, iteration)
+    write(right, 3)
+    assert (iterations(left), iterations(right), iterations(whole)) == ([3, 2], [3], [])
+    assert slots.parts_in(left.directory) == [LEFT, RIGHT]
+    write(whole, 4)
+    assert slots.parts_in(left.directory) == ["", LEFT, RIGHT]
+
+
+def test_a_slot_of_another_part_is_not_read(tmp_path: Path) -> None:
+    left, right = (SlotPair(tmp_path / "house" / "a", part) for part in (LEFT, RIGHT))
+    write(left, 1)
+    (left.directory / f"{LEFT}.0.slot").rename(left.directory / f"{RIGHT}.0.slot")
+    with pytest.raises(SlotError, match="there is no slot of iteration 1"):
+        right.check((1, 1))
+
+
+def test_a_header_of_an_earlier_version_is_one_of_a_whole_state() -> None:
+    told = slots.header_json.dump_json(header()).replace(b',"part":""', b"")
+    assert slots.header_json.validate_json(told) == header()

@@ -158,7 +158,7 @@ class Commands:
         pids: list[dict[str, Scalar]] = []
         await self._checks.give_up()
         await self._supervisor.ready()
-        self._memory.follow(command.job, command.memory_peers)
+        self._memory.follow(command.job, command.memory_peers, command.parts)
         async with self._launching[command.job]:
             await self._close_orphaned_stores(command.job)
             for rank, gpu in command.ranks:

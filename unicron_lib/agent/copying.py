@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from unicron_lib.agent.slot_house import SlotHouse
 from unicron_lib.agent.slot_wire import be_nice, offer
-from unicron_lib.checkpointing.slots import Place, SlotHeader
+from unicron_lib.checkpointing.slots import Place, SlotHeader, SlotPair
 from unicron_lib.errors import SlotError
 
 log = logging.getLogger(__name__)
@@ -22,9 +22,13 @@ REMIND_S = 600.0
 
 @dataclass(slots=True, kw_only=True)
 class Following:
-    """A job whose states are copied to the first of `peers` that takes them; times are monotonic."""
+    """A job whose states, or one of `parts` of them, are copied to the first of `peers` that takes them.
+
+    Times are monotonic.
+    """
 
     peers: list[str]
+    parts: int = 1
     place: Place = (-1, -1)
     told_at: float = 0.0
     free_at: float = 0.0
@@ -36,7 +40,7 @@ class Following:
     def was_taken(self, place: Place, began: float, ended: float) -> None:
         """The peer has it."""
         self.place, self.told_at = place, ended
-        self.free_at = ended + (ended - began) * (1 / DUTY - 1)
+        self.free_at = ended + (ended - began) * (self.parts / DUTY - 1)
 
     def was_not_taken(self, now: float) -> None:
         """The next peer is asked a little later."""
@@ -50,32 +54,46 @@ class Copying:
     def __init__(self, house: SlotHouse, token: str) -> None:
         self._house = house
         self._token = token
-        self._jobs: dict[str, Following] = {}
+        self._jobs: dict[tuple[str, str], Following] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="copying", initializer=be_nice)
 
-    def follow(self, job: str, peers: Sequence[str]) -> None:
-        """From here on copy the job's states to the first of `peers`, `HOST:PORT`, that takes them; to nobody if empty."""
-        known = self._jobs.pop(job, None)
-        if peers:
-            is_same = known is not None and sorted(known.peers) == sorted(peers)
-            self._jobs[job] = known if known and is_same else Following(peers=list(peers))
+    def follow(self, job: str, peers: Sequence[str], parts: Collection[str] = ("",)) -> None:
+        """From here on copy the job's states to the first of `peers`, `HOST:PORT`, that takes them; to nobody if empty.
+
+        They are whole ones, or `parts` that are kept on this node.
+        """
+        known = {part: it for (of, part), it in self._jobs.items() if of == job}
+        self._jobs = {key: it for key, it in self._jobs.items() if key[0] != job}
+        for part in parts if peers else ():
+            before = known.get(part)
+            is_same = before is not None and sorted(before.peers) == sorted(peers)
+            self._jobs[job, part] = before if before and is_same else Following(peers=list(peers), parts=len(parts))
 
     def keep_only(self, jobs: Collection[str]) -> None:
         """Of all others no ranks are left here."""
-        self._jobs = {job: it for job, it in self._jobs.items() if job in jobs}
+        self._jobs = {key: it for key, it in self._jobs.items() if key[0] in jobs}
 
     async def look(self) -> None:
         """Offer what is new, and due."""
-        for job, it in list(self._jobs.items()):
-            newest = next(iter(self._house.pair(job).found()), None)
-            if newest is not None and it.is_due(newest.place, time.monotonic()):
-                await self._offer(it, newest)
+        for (job, part), it in list(self._jobs.items()):
+            slots = self._house.travelling(job, part) if part else self._house.pair(job)
+            newest = next(iter(slots.found()), None)
+            if newest is None:
+                continue
+            if part and newest.place == it.place:
+                self._want_another(it, slots)
+            elif it.is_due(newest.place, time.monotonic()):
+                await self._offer(it, slots, newest)
 
-    async def _offer(self, it: Following, header: SlotHeader) -> None:
+    def _want_another(self, it: Following, slots: SlotPair) -> None:
+        """All parts of an iteration have to travel before the next ones do: its ranks wait until none is there any more."""
+        if time.monotonic() >= it.free_at:
+            slots.forget(it.place[0] + 1)
+
+    async def _offer(self, it: Following, slots: SlotPair, header: SlotHeader) -> None:
         began, peer = time.monotonic(), it.peers[0]
-        pair = self._house.pair(header.job)
         try:
-            await asyncio.get_running_loop().run_in_executor(self._worker, offer, peer, self._token, pair, header)
+            await asyncio.get_running_loop().run_in_executor(self._worker, offer, peer, self._token, slots, header)
         except (SlotError, OSError) as error:
             log.warning("iteration %d of %s is not copied to %s: %s", header.iteration, header.job, peer, error)
             it.was_not_taken(time.monotonic())

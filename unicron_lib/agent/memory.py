@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from unicron_lib.agent.copying import Copying
 from unicron_lib.agent.environment import NodeFacts
@@ -65,9 +65,9 @@ class NodeMemory:
         self._copying.close()
         self.wipe()
 
-    def follow(self, job: str, peers: Sequence[str]) -> None:
-        """Copy the states of a job that is launched here to the first of these peers that takes them."""
-        self._copying.follow(job, peers)
+    def follow(self, job: str, peers: Sequence[str], parts: Collection[str]) -> None:
+        """Copy the states of a job, or those parts that are launched here, to the first of these peers that takes them."""
+        self._copying.follow(job, peers, parts)
 
     async def carry_out(self, command: FindMemory | FetchMemory | ForgetMemory) -> Result:
         """Do what the control host wants; raises AgentError."""
@@ -84,8 +84,9 @@ class NodeMemory:
         return {"slots": [_told(header) for header in whole], "skipped": "; ".join(reasons)}
 
     async def _fetch(self, command: FetchMemory) -> Result:
-        pair = self._house.pair(command.job)
-        wanted = Get(job=command.job, generation=command.slot_generation, iteration=command.iteration)
+        pair = self._house.pair(command.job, command.part)
+        place = command.slot_generation, command.iteration
+        wanted = Get(job=command.job, generation=place[0], iteration=place[1], part=command.part)
         reasons = []
         for holder in command.holders:
             began = time.monotonic()
@@ -107,4 +108,5 @@ class NodeMemory:
 
 
 def _told(header: SlotHeader) -> dict[str, Scalar]:
-    return {"generation": header.generation, "iteration": header.iteration, "num_bytes": header.num_bytes}
+    place = {"generation": header.generation, "iteration": header.iteration}
+    return {**place, "num_bytes": header.num_bytes, "part": header.part}

@@ -8,7 +8,7 @@ from typing import Literal
 class FindMemory:
     """Compare the slots of `job` with their headers.
 
-    Result: `slots`, a list of `{generation, iteration, num_bytes}`, and `skipped`, why others are not used.
+    Result: `slots`, a list of `{generation, iteration, num_bytes, part}`, and `skipped`, why others are not used.
     """
 
     step: str
@@ -20,6 +20,7 @@ class FindMemory:
 class FetchMemory:
     """Copy a slot from the first of `holders`, `HOST:PORT`, that gives it, for `generation`, which is about to be launched.
 
+    It is of a `part` of the state, or of all of it.
     Result: `holder`, `num_bytes`, `seconds`.
     """
 
@@ -29,6 +30,7 @@ class FetchMemory:
     slot_generation: int
     iteration: int
     holders: tuple[str, ...]
+    part: str = ""
     type: Literal["fetch_memory"] = "fetch_memory"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from unicron_lib.agent.slot_places import PREFIX, SHARED
-from unicron_lib.checkpointing.slots import SlotHeader, SlotPair, is_own
+from unicron_lib.checkpointing.slots import TRAVELS, SlotHeader, SlotPair, is_own, parts_in
 from unicron_lib.errors import SlotError
 
 log = logging.getLogger(__name__)
@@ -22,9 +22,13 @@ class SlotHouse:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def pair(self, job: str) -> SlotPair:
-        """The slots of a job."""
-        return SlotPair(self.directory / job)
+    def pair(self, job: str, part: str = "") -> SlotPair:
+        """The slots of a job, or of a part of its state."""
+        return SlotPair(self.directory / job, part)
+
+    def travelling(self, job: str, part: str) -> SlotPair:
+        """The slot of a part that is to go to another node."""
+        return SlotPair(self.directory / job, part, TRAVELS)
 
     def touch(self, job: str) -> None:
         """Somebody needs the job's slots."""
@@ -34,19 +38,27 @@ class SlotHouse:
             log.info("the slots of %s are gone: %s", job, error)
 
     def compared(self, job: str) -> tuple[list[SlotHeader], list[str]]:
-        """The furthest slot of the job whose state is what its header tells of, and why others are not used; takes its time."""
-        pair, reasons = self.pair(job), list[str]()
-        for header in pair.found():
-            try:
-                return [pair.check(header.place)], reasons
-            except (SlotError, OSError) as error:
-                reasons.append(str(error))
-        return [], reasons
+        """The furthest slot of the job whose state is what its header tells of, and why others are not used; takes its time.
+
+        Of parts of a state all such slots are told: other nodes must have the others' of the same iteration.
+        """
+        whole, reasons = list[SlotHeader](), list[str]()
+        for pair in (self.pair(job, part) for part in parts_in(self.directory / job)):
+            for header in pair.found():
+                try:
+                    whole.append(pair.check(header.place))
+                except (SlotError, OSError) as error:
+                    reasons.append(str(error))
+                    continue
+                if not pair.part:
+                    break
+        return whole, reasons
 
     def forget(self, job: str, below_generation: int) -> int:
         """Remove the job's slots of generations below; the number of them."""
-        removed = self.pair(job).forget(below_generation)
         directory = self.directory / job
+        slots = [of(job, part) for part in parts_in(directory) for of in (self.pair, self.travelling)]
+        removed = sum(pair.forget(below_generation) for pair in slots)
         if directory.is_dir() and not any(directory.iterdir()):
             shutil.rmtree(directory, ignore_errors=True)
         return removed

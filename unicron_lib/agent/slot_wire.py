@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, TypeAdapter, ValidationError
 
 from unicron_lib.agent.slot_house import SlotHouse
-from unicron_lib.checkpointing.slots import SlotHeader, SlotPair, digest_of
+from unicron_lib.checkpointing.slots import PART, SlotHeader, SlotPair, digest_of
 from unicron_lib.domain.jobs import NAME
 from unicron_lib.errors import SlotError
 
@@ -44,16 +44,17 @@ class Put:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Get:
-    """The client wants a state; its bytes follow the answer."""
+    """The client wants a state, or a part of it; its bytes follow the answer."""
 
     job: str
     generation: int
     iteration: int
+    part: str = ""
     word: Literal["get"] = "get"
 
     def __post_init__(self) -> None:
-        if not NAME.fullmatch(self.job):
-            raise ValueError("that is no job's name")
+        if not NAME.fullmatch(self.job) or not PART.fullmatch(self.part):
+            raise ValueError("that is no job's name, or no part's")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +162,8 @@ def fetch(peer: str, token: str, pair: SlotPair, wanted: Get) -> SlotHeader:
         channel = Channel(connection, token, is_server=False)
         channel.say(_request.dump_json(wanted))
         header = _heard(channel).header
-        if header is None or (header.job, *header.place) != (wanted.job, wanted.generation, wanted.iteration):
+        asked_for = (wanted.job, wanted.part, wanted.generation, wanted.iteration)
+        if header is None or (header.job, header.part, *header.place) != asked_for:
             raise SlotError("the peer has sent another state")
         _take(channel, pair, header)
         return header
@@ -259,7 +261,7 @@ class SlotServer:
             channel.say(_answer.dump_json(Answer(refusal=str(error))))
 
     def _store(self, channel: Channel, header: SlotHeader) -> None:
-        pair = self._house.pair(header.job)
+        pair = self._house.pair(header.job, header.part)
         known = next(iter(pair.found()), None)
         if reason := self._refusal(header):
             raise SlotError(reason)
@@ -271,7 +273,7 @@ class SlotServer:
         self._house.touch(header.job)
 
     def _give(self, channel: Channel, wanted: Get) -> None:
-        with self._house.pair(wanted.job).reading((wanted.generation, wanted.iteration)) as (header, state):
+        with self._house.pair(wanted.job, wanted.part).reading((wanted.generation, wanted.iteration)) as (header, state):
             channel.say(_answer.dump_json(Answer(header=header)))
             channel.send_state(state)
 

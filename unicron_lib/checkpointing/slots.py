@@ -1,5 +1,7 @@
 """A state in host memory that outlives its process: two files a job and node below /dev/shm, written in turn.
 
+Where a state is cut, each part has its own two files, and a third one for what is to travel to another node.
+
 The header is in a file's first page. It is wiped before the state behind it changes, and written once that is complete: a
 writer that is killed leaves a slot without a header, which nobody uses, and the other one is whole. Writers lock a slot
 exclusively, readers share it; the kernel lifts the locks of the dead.
@@ -10,6 +12,7 @@ import hashlib
 import math
 import mmap
 import os
+import re
 import stat
 import zlib
 from collections.abc import Iterator
@@ -31,14 +34,17 @@ HEADER_BYTES = mmap.PAGESIZE
 MAGIC = b"UNISLOT1"
 LARGEST = 10**10 - 1
 BLOCK_WORDS = 1 << 17
-NAMES = ("0.slot", "1.slot")
+IN_TURN, TRAVELS = (0, 1), (2,)
+"""The numbers of the slots that are written in turn, and of the one whose state goes to another node."""
+PART = re.compile(r"(tp\d{1,6}of\d{1,6}-pp\d{1,6}of\d{1,6})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotHeader:
     """The state of `job` after `iteration` (0-based), which `generation` has applied or loaded; `digest` is of `num_bytes`.
 
-    `loss` is that iteration's, the mean over its global batch. Raises ValueError for what cannot be.
+    `loss` is that iteration's, the mean over its global batch. `part` names what of the state it is, "" for all of it. Raises
+    ValueError for what cannot be.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid", "strict": True}
@@ -50,12 +56,15 @@ class SlotHeader:
     loss: float
     num_bytes: int
     digest: str
+    part: str = ""
     format: Literal[1] = 1
 
     def __post_init__(self) -> None:
         numbers = (self.generation, self.iteration, self.consumed_samples)
         if not NAME.fullmatch(self.job) or not math.isfinite(self.loss) or len(self.digest) > 64:
             raise ValueError("a job's name, loss or digest is impossible")
+        if not PART.fullmatch(self.part):
+            raise ValueError("the name of a part is impossible")
         if min(numbers) < 0 or max(self.generation, self.iteration) > LARGEST or not 0 < self.num_bytes < 1 << 60:
             raise ValueError("a number is out of bounds")
 
@@ -117,15 +126,20 @@ class Claim:
 
 
 class SlotPair:
-    """The two slots of one job on one node, in `directory`. Each method may run in any process beside any other."""
+    """The two slots of one job's state, or of a `part` of it, on one node, in `directory`; or those of other `numbers`.
 
-    def __init__(self, directory: Path) -> None:
+    Each method may run in any process beside any other.
+    """
+
+    def __init__(self, directory: Path, part: str = "", numbers: tuple[int, ...] = IN_TURN) -> None:
         self.directory = directory
+        self.part = part
+        self._names = tuple(f"{part}.{number}.slot" if part else f"{number}.slot" for number in numbers)
         self._mapped: dict[str, _Mapped] = {}
 
     def found(self) -> list[SlotHeader]:
         """The headers of the slots that are whole as far as these tell, the furthest first."""
-        headers = (header for name in NAMES if (header := _read_header(self.directory / name)))
+        headers = (header for name in self._names if (header := _read_header(self.directory / name)))
         return sorted(headers, key=lambda header: header.place, reverse=True)
 
     def claim(self, num_bytes: int) -> Claim | None:
@@ -137,7 +151,7 @@ class SlotPair:
             for directory in (self.directory.parent, self.directory):
                 directory.mkdir(mode=0o700, exist_ok=True)
             self._refuse_what_others_could_write()
-            for name in sorted(NAMES, key=self._place_of):
+            for name in sorted(self._names, key=self._place_of):
                 mapped = self._open(name, HEADER_BYTES + num_bytes)
                 if mapped:
                     mapped.view[:8] = bytes(8)
@@ -189,7 +203,7 @@ class SlotPair:
         """A slot that nobody writes meanwhile, with its state; raises SlotError if there is none of that place (any more)."""
         if self.directory.is_dir():
             self._refuse_what_others_could_write()
-        for name in NAMES:
+        for name in self._names:
             path = self.directory / name
             if self._place_of(name) != place:
                 continue
@@ -197,7 +211,7 @@ class SlotPair:
                 if not _lock(file.fileno(), fcntl.LOCK_SH):
                     continue
                 header = decode(os.pread(file.fileno(), HEADER_BYTES, 0))
-                if header is None or header.place != place:
+                if header is None or (header.place, header.part) != (place, self.part):
                     continue
                 if os.fstat(file.fileno()).st_size != HEADER_BYTES + header.num_bytes:
                     raise SlotError(f"{path} has another size than its header says")
@@ -218,7 +232,7 @@ class SlotPair:
     def forget(self, below_generation: int) -> int:
         """Remove the slots of generations below; the number of them."""
         removed = 0
-        for name in NAMES:
+        for name in self._names:
             path = self.directory / name
             header = _read_header(path)
             if path.exists() and (header is None or header.generation < below_generation):
@@ -238,6 +252,12 @@ class _Mapped:
     def is_there(self) -> bool:
         """Whether it is still the file of that name."""
         return os.fstat(self.descriptor).st_nlink > 0
+
+
+def parts_in(directory: Path) -> list[str]:
+    """The names of the parts that slots in `directory` are of; "" stands for whole states."""
+    found = {path.name.removesuffix(".slot").rpartition(".")[0] for path in directory.glob("*.slot")}
+    return sorted(part for part in found if PART.fullmatch(part))
 
 
 def is_own(directory: Path) -> bool:

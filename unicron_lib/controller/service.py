@@ -90,6 +90,8 @@ class Controller:
         lost = record.lost or self.pending.knows(unreachable_id(hello.node, hello.boot))
         if lost or (not is_new and mine is not None and mine.status is NodeStatus.LOST):
             return f"node {hello.node} was silent for too long and was declared lost"
+        if mine is not None and mine.status is NodeStatus.SUSPECT:
+            record.suspected = True  # a controller that has died since suspected it: this one clears it
         if mine is not None and mine.status is NodeStatus.SNOOZED:
             snooze_s = min(mine.snoozed_until - now, self._snooze_s)  # a clock that was set back must not hold it for long
             record.settles_at = time.monotonic() + snooze_s

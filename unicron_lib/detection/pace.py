@@ -25,8 +25,10 @@ STILL_SHARE = 0.9
 """Of the hang factor, for who does nothing: a baseline knows the mean only about, and three times the true one is the limit."""
 STILL_S = 0.2
 """Who has done nothing for a shorter time may just have waited for a lock, a file or a processor."""
-SIGMAS = 8.0
+SIGMAS = 10.0
 """Many, since an iteration lasts as long as its slowest rank needs, and that scatters less than what each of them needs."""
+LONGER = 2.5
+"""Than the longest that was seen: what nothing is believed to take, however iterations scatter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +106,13 @@ class Baseline:
     def limit_s(self, factor: float, most_s: float = inf) -> float:
         """What no normal iteration takes: `factor` times the median, or more if they scatter.
 
-        They scatter if the quartiles say so, but nothing is believed to take more than
-        twice as long as the longest that was seen. It is at most `most_s`, unless longer ones were seen.
+        They scatter if the quartiles say so, but no more than by `LONGER` beyond the longest that was seen. It is at most
+        `most_s`, unless longer ones were seen.
         """
         count = len(self._sorted)
         median, longest = self.median_s, exp(self._sorted[-1])
         sigma = (self._sorted[3 * count // 4] - self._sorted[count // 4]) / QUARTILES_TO_SIGMA
-        scattered = min(median * exp(min(SIGMAS * sigma, 50.0)), 2 * longest)
+        scattered = min(median * exp(min(SIGMAS * sigma, 50.0)), LONGER * longest)
         seen = 1.25 * longest
         limit = max(factor * median, scattered, seen)
         return max(seen, min(most_s, 2 * limit if count < YOUNG else limit))

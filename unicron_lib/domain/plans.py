@@ -46,6 +46,16 @@ class Layout:
         replica, part = divmod(rank, self.replica_size)
         return Place(tp=part % self.tp, pp=part // self.tp, dp=replica)
 
+    def part(self, rank: int) -> str:
+        """The name of what a rank has of a state, "" if that is all of it."""
+        place = self.place(rank)
+        return f"tp{place.tp}of{self.tp}-pp{place.pp}of{self.pp}" if self.replica_size > 1 else ""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the parts that a state has, in the order of a replica's ranks."""
+        return tuple(map(self.part, range(self.replica_size)))
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Slot:
@@ -77,6 +87,14 @@ class Assignment:
     def nodes(self) -> tuple[str, ...]:
         """Nodes in the order of their first rank."""
         return tuple(dict.fromkeys(slot.node for slot in self.slots))
+
+    @property
+    def homes(self) -> dict[str, tuple[str, ...]]:
+        """The nodes of the ranks that have each part of the state, by its name."""
+        nodes: dict[str, dict[str, None]] = {part: {} for part in self.layout.parts}
+        for rank, slot in enumerate(self.slots):
+            nodes[self.layout.part(rank)][slot.node] = None
+        return {part: tuple(found) for part, found in nodes.items()}
 
 
 class PlanKind(StrEnum):

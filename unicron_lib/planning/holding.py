@@ -125,9 +125,17 @@ def savers(ranks: Collection[Told], layouts: Mapping[int, Layout]) -> list[tuple
 
 
 def _furthest(ranks: Collection[Told], replica_size: int) -> int:
-    """The last iteration of which some of `ranks` have each part, -1 for none."""
+    """The last iteration of which some of `ranks` have each part, or can have: -1 for none.
+
+    Of a replica that was cut off at the end of an iteration some ranks may have stepped; then the others can, too.
+    """
     had = [{iteration_of(rank) for rank in ranks if _part_of(rank, replica_size) == part} for part in range(replica_size)]
-    return max(set.intersection(*had), default=-1)
+    replicas: dict[tuple[Scalar, int], list[int]] = {}
+    for rank in ranks:
+        key = rank["generation"], int(rank["rank"] or 0) // replica_size
+        replicas.setdefault(key, []).append(iteration_of(rank))
+    whole = (its for its in replicas.values() if len(its) == replica_size and max(its) - min(its) <= 1)
+    return max((*set.intersection(*had), *map(max, whole)), default=-1)
 
 
 def _part_of(rank: Told, replica_size: int) -> int:

@@ -10,26 +10,37 @@ from unicron_lib.planning.holding import MOST_IN_VAIN
 Place = tuple[int, int]
 """Generation and iteration of a state."""
 MOST_PEERS = 3
+Homes = Mapping[str, Sequence[str]]
+"""The nodes whose ranks have each part of a state, by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldSlot:
-    """A whole state of a job in the memory of `node`."""
+    """A whole state of a job, or a `part` of one, in the memory of `node`."""
 
     node: str
     place: Place
     num_bytes: int
+    part: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """The node `to` copies a state, or a `part` of one, from the first of `holders`."""
+
+    to: str
+    holders: tuple[str, ...]
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySource:
-    """What a generation begins from: its nodes `on` have it; if none has, `to` copies it from the first of `holders`."""
+    """What a generation begins from, of `num_bytes` in all: its nodes `on` have it, or parts of it, and the rest is fetched."""
 
     place: Place
     num_bytes: int
     on: tuple[str, ...]
-    to: str = ""
-    holders: tuple[str, ...] = ()
+    fetches: tuple[Fetch, ...] = ()
 
 
 def may_begin_from_memory(job: JobState) -> bool:
@@ -39,23 +50,32 @@ def may_begin_from_memory(job: JobState) -> bool:
 
 
 def choose(
-    slots: Iterable[HeldSlot], nodes: Sequence[str], *, floor: int, saved: Place | None, racks: Mapping[str, str]
+    slots: Iterable[HeldSlot], homes: Homes, *, floor: int, saved: Place | None, racks: Mapping[str, str]
 ) -> MemorySource | None:
-    """The furthest state, then the nearest copy of it, for a generation on `nodes`; None if the store's is as good.
+    """The furthest state, then the nearest copy of each of its parts; None if the store's is as good.
 
     Slots of generations below `floor` count no more. `saved` is the place of the newest checkpoint that counts: only what has
     gone on since, in its generation or a later one, is better.
     """
     usable = [slot for slot in slots if slot.place[0] >= floor and _is_further(slot.place, saved)]
-    if not usable:
+    had = ({slot.place for slot in usable if slot.part == part} for part in homes)
+    place = max(set.intersection(*had), default=None)
+    if place is None:
         return None
-    place = max(slot.place for slot in usable)
-    best = [slot for slot in usable if slot.place == place]
-    on = tuple(node for node in nodes if any(slot.node == node for slot in best))
-    if on:
-        return MemorySource(place=place, num_bytes=best[0].num_bytes, on=on)
-    near = sorted({slot.node for slot in best}, key=lambda node: (_is_far(node, nodes[0], racks), node))
-    return MemorySource(place=place, num_bytes=best[0].num_bytes, on=(), to=nodes[0], holders=tuple(near))
+    best = {part: [slot for slot in usable if (slot.place, slot.part) == (place, part)] for part in homes}
+    holders = {part: {slot.node for slot in found} for part, found in best.items()}
+    on = dict.fromkeys(node for part, nodes in homes.items() for node in nodes if node in holders[part])
+    lacking = [part for part, nodes in homes.items() if holders[part].isdisjoint(nodes)]
+    return MemorySource(
+        place=place,
+        num_bytes=sum(found[0].num_bytes for found in best.values()),
+        on=tuple(on),
+        fetches=tuple(_fetch(part, homes[part][0], holders[part], racks) for part in lacking),
+    )
+
+
+def _fetch(part: str, to: str, holders: Collection[str], racks: Mapping[str, str]) -> Fetch:
+    return Fetch(part=part, to=to, holders=tuple(sorted(holders, key=lambda node: (_is_far(node, to, racks), node))))
 
 
 def _is_further(place: Place, saved: Place | None) -> bool:
@@ -67,16 +87,21 @@ def _is_far(node: str, other: str, racks: Mapping[str, str]) -> bool:
     return not rack or rack != racks.get(other, "")
 
 
-def peers_of(job: str, nodes: Collection[str], others: Collection[str], racks: Mapping[str, str]) -> tuple[str, ...]:
-    """Who may keep a copy for a job on `nodes`, the best first, of `others`; nobody if the job has several nodes itself.
+def lacks_copies(homes: Homes) -> bool:
+    """Whether there is a part of the state that no second node of the job has."""
+    return any(len(nodes) == 1 for nodes in homes.values())
 
-    Another rack is better: one switch, or one power supply, takes a rack. Jobs on one node choose different peers.
+
+def peers_of(
+    job: str, home: str, others: Collection[str], racks: Mapping[str, str], busy: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Who may keep a copy of what `home` keeps for a job, the best first, of `others`.
+
+    Another rack is better: one switch, or one power supply, takes a rack; and so is who is not `busy` with the job itself. Jobs
+    on one node choose different peers.
     """
-    if len(nodes) != 1:
-        return ()
-    (home,) = nodes
     candidates = (node for node in others if node != home)
-    ranked = sorted(candidates, key=lambda node: (_shares_rack(node, home, racks), _draw(job, node)))
+    ranked = sorted(candidates, key=lambda node: (_shares_rack(node, home, racks), node in busy, _draw(job, node)))
     return tuple(ranked[:MOST_PEERS])
 
 

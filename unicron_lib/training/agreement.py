@@ -5,7 +5,7 @@ the ranks with the same place in their replicas: their states, and their sums, a
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +15,8 @@ class Standing:
     `iteration` (0-based, -1: none) is complete in its parameters, and `lineage` the generation that did or loaded it: equal
     pairs mean equal bits. Of the iteration `under_way` (-1: none) its buffer holds the micro-batches `done`; the buckets in
     `reduced` hold everybody's, summed in the generation given. `share` are the micro-batches that it would have done anyway.
+    `grad_norm` is that of `iteration`, if known. A rank of several in a replica was ready to complete the one under way in the
+    generation `prepared_in`, but for what its siblings said at the end.
     """
 
     rank: int
@@ -27,12 +29,15 @@ class Standing:
     share: frozenset[int] = frozenset()
     done: frozenset[int] = frozenset()
     reduced: Mapping[int, int] = field(default_factory=dict)
+    grad_norm: float | None = None
+    prepared_in: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
     """From where the ranks go on: `iteration` is complete in the parameters of all once the copies are done.
 
+    Before them the ranks in `steps` complete what they were prepared for, with what others know who have done so already.
     `holders` have that state; without any, all load the fallback. `source_of` names for every rank the one that gives it the
     state, None if it needs none or loads the fallback. `keeps` are the micro-batches in each rank's buffer that count; a rank
     whose entry is smaller than what it has done clears all buckets that are not final. `reduced` are the final buckets, and the
@@ -44,6 +49,7 @@ class Agreement:
     iteration: int
     lineage: int
     loss: float
+    grad_norm: float | None
     holders: tuple[int, ...]
     source_of: Mapping[int, int | None]
     keeps: Mapping[int, frozenset[int]]
@@ -53,6 +59,7 @@ class Agreement:
     todo: Mapping[int, tuple[int, ...]]
     in_place_of_lost: Mapping[int, tuple[int, ...]]
     is_resumed: bool
+    steps: Mapping[int, Standing] = field(default_factory=dict)
 
     @property
     def loads_fallback(self) -> bool:
@@ -75,7 +82,8 @@ def agree(
     cut off, the others did the iteration again): the newest generation's counts. Whoever has no such state gets it from the
     nearest rank of its column that has it. The answer tells of the buckets of one `column`.
     """
-    standings = sorted(standings, key=lambda s: s.rank)
+    steps = _steps(standings)
+    standings = [_stepped(s, steps.get(s.rank)) for s in sorted(standings, key=lambda s: s.rank)]
     holders = _holders(standings, fallback_iteration, replica_size)
     working = [s for s in holders if s.under_way == s.iteration + 1]
     columns = [[s for s in working if s.rank % replica_size == place] for place in range(replica_size)]
@@ -92,6 +100,7 @@ def agree(
         iteration=holders[0].iteration if holders else fallback_iteration,
         lineage=holders[0].lineage if holders else -1,
         loss=holders[0].loss if holders else 0.0,
+        grad_norm=next((s.grad_norm for s in holders if s.grad_norm is not None), None),
         holders=tuple(s.rank for s in holders),
         source_of=_sources(standings, holders, replica_size),
         keeps=keeps,
@@ -101,7 +110,27 @@ def agree(
         todo=todo,
         in_place_of_lost={rank: tuple(m for m in todo[rank] if is_resumed and m not in own) for rank in todo},
         is_resumed=is_resumed,
+        steps=steps,
     )
+
+
+def _steps(standings: Sequence[Standing]) -> dict[int, Standing]:
+    """Who can complete its iteration, and after whom: in a replica that is cut off, one rank may step and another one not.
+
+    Whoever has stepped has heard of all its siblings that they were prepared; and all replicas of that generation step alike.
+    """
+    ahead = {(s.iteration, s.lineage): s for s in standings if s.has_state and s.grad_norm is not None}
+    prepared = (s for s in standings if s.has_state and s.prepared_in >= 0 and s.under_way == s.iteration + 1)
+    return {s.rank: ahead[s.under_way, s.prepared_in] for s in prepared if (s.under_way, s.prepared_in) in ahead}
+
+
+def _stepped(standing: Standing, ahead: Standing | None) -> Standing:
+    """As the rank stands once it has done as the one ahead of it."""
+    if ahead is None:
+        return standing
+    nothing = frozenset[int]()
+    state = replace(standing, iteration=ahead.iteration, lineage=ahead.lineage, loss=ahead.loss, grad_norm=ahead.grad_norm)
+    return replace(state, under_way=-1, share=nothing, done=nothing, reduced={})
 
 
 def _holders(standings: Sequence[Standing], fallback_iteration: int, replica_size: int) -> list[Standing]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from unicron_lib.agent.beats import BEAT_FILE
-from unicron_lib.agent.slot_places import MEMORY_DIR, MEMORY_SLOT
+from unicron_lib.agent.slot_places import MEMORY_DIR, MEMORY_KEEPS, MEMORY_SLOT
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout, Place
 from unicron_lib.domain.skipping import Ranges
@@ -15,7 +15,7 @@ from unicron_lib.errors import UserError
 
 OPTIONAL = (
     *("UNICRON_RESTORE_FROM", "UNICRON_SKIPPED_BATCHES", "UNICRON_MTBF_S", "UNICRON_TP", "UNICRON_PP"),
-    *(MEMORY_DIR, MEMORY_SLOT, BEAT_FILE),
+    *(MEMORY_DIR, MEMORY_SLOT, MEMORY_KEEPS, BEAT_FILE),
 )
 """Variables that a generation may lack: those of an earlier one mean nothing in it."""
 LOG_FILE = "UNICRON_LOG_FILE"
@@ -29,7 +29,8 @@ class RankEnvironment:
     """One rank's place in one generation of a job. `restore_from` is a manifest's key, None for a fresh start.
 
     `skipped` are the batches that are left out. In `memory_dir` are the job's slots on this node; if a `memory_slot` is given,
-    the slot of that place has the state to begin from. `mtbf_s` is the job's mean time between failures, 0 if it is not known.
+    the slot of that place has the state to begin from. With `keeps` the rank keeps its own there, from 2 on for another node,
+    too. `mtbf_s` is the job's mean time between failures, 0 if it is not known.
     `tp` and `pp` are the sizes of tensor and pipeline parallelism.
     """
 
@@ -49,6 +50,7 @@ class RankEnvironment:
     beat_file: Path | None = None
     memory_dir: Path | None = None
     memory_slot: tuple[int, int] | None = None
+    keeps: int = 0
     mtbf_s: float = 0.0
     tp: int = 1
     pp: int = 1
@@ -97,6 +99,7 @@ def read_environment(variables: Mapping[str, str]) -> RankEnvironment:
             beat_file=Path(variables[BEAT_FILE]) if variables.get(BEAT_FILE) else None,
             memory_dir=Path(variables[MEMORY_DIR]) if variables.get(MEMORY_DIR) else None,
             memory_slot=_place(variables.get(MEMORY_SLOT, "")),
+            keeps=int(variables.get(MEMORY_KEEPS, "0")),
             mtbf_s=float(variables.get("UNICRON_MTBF_S", 0.0)),
             tp=int(variables.get("UNICRON_TP", "1")),
             pp=int(variables.get("UNICRON_PP", "1")),

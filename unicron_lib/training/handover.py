@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pydantic import TypeAdapter
 
 from unicron_lib.training.agreement import Agreement, Standing, agree
-from unicron_lib.training.effort import Effort
+from unicron_lib.training.effort import NONE, Effort
 from unicron_lib.training.peers import Peers
 from unicron_lib.training.position import Position
 from unicron_lib.training.replica import Replica
@@ -85,6 +85,7 @@ def hand_over(
         replica_size=replica_size,
         column=peers.rank % replica_size,
     )
+    _complete(memory, agreed.steps.get(peers.rank))
     memory.saved = fallback.iteration
     started = time.monotonic()
     if agreed.loads_fallback:
@@ -117,7 +118,20 @@ def _standing_of(memory: Memory, *, rank: int, node: str) -> Standing:
         share=frozenset(effort.share),
         done=frozenset(effort.done),
         reduced=dict(effort.reduced),
+        grad_norm=position.grad_norm,
+        prepared_in=effort.prepared_in,
     )
+
+
+def _complete(memory: Memory, ahead: Standing | None) -> None:
+    """Step as a sibling has that heard what this rank has missed; otherwise what is said at the end is to be said again."""
+    memory.effort.prepared_in = NONE
+    if ahead is None or ahead.grad_norm is None:
+        return
+    memory.replica.learn(loss=ahead.loss, norm=ahead.grad_norm)
+    norm = memory.replica.step(ahead.iteration)
+    memory.position.advance(ahead.iteration, generation=ahead.lineage, loss=ahead.loss, grad_norm=norm)
+    memory.effort.clear()
 
 
 def _source(agreed: Agreement, rank: int, memory: Memory, fallback: Fallback) -> str:
@@ -136,7 +150,8 @@ def _load(memory: Memory, fallback: Fallback, generation: int) -> None:
         position.loss = 0.0
     else:
         position.loss = fallback.load()
-    position.iteration, position.generation, position.is_whole = fallback.iteration, generation, True
+    position.advance(fallback.iteration, generation=generation, loss=position.loss, grad_norm=None)
+    position.is_whole = True
 
 
 def _copy_state(peers: Peers, memory: Memory, agreed: Agreement) -> int:
@@ -152,7 +167,7 @@ def _copy_state(peers: Peers, memory: Memory, agreed: Agreement) -> int:
             with memory.replica.filling() as flats:
                 received = receive_checked(peers, flats, source)
             position = memory.position
-            position.iteration, position.generation, position.loss = agreed.iteration, agreed.lineage, agreed.loss
+            position.advance(agreed.iteration, generation=agreed.lineage, loss=agreed.loss, grad_norm=agreed.grad_norm)
             position.is_whole = True
     return received
 

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 
 import torch
 
@@ -16,12 +17,13 @@ from unicron_lib.training.data import open_corpus, sample_order, share
 from unicron_lib.training.effort import Effort
 from unicron_lib.training.environment import RankEnvironment
 from unicron_lib.training.flops import iteration_flops
-from unicron_lib.training.groups import finish_own_work
+from unicron_lib.training.groups import Meeting, finish_own_work
 from unicron_lib.training.handover import Memory, Origin
+from unicron_lib.training.keeping import Keeping
 from unicron_lib.training.ledger import Entry, Ledger
 from unicron_lib.training.link import AgentLink
 from unicron_lib.training.optimizer import learning_rate
-from unicron_lib.training.peers import Alone, Parked, Peers
+from unicron_lib.training.peers import Parked
 from unicron_lib.training.progress_lines import ProgressLines
 from unicron_lib.training.recheck import Recheck
 from unicron_lib.training.reduction import sum_buckets
@@ -65,8 +67,9 @@ class Work:
                 effort.finish(batch.number)
 
     def add_gradients(self, replica: Replica, iteration: int, micro_batch: int) -> None:
-        """Add those of one micro-batch of an iteration, whoever's it is. The replica is one rank."""
-        replica.add_micro_batch(self._micro_batch(iteration, micro_batch, replica.device))
+        """Add those of one micro-batch of an iteration, whoever's it is; all ranks of the replica have to."""
+        for _ in replica.add_micro_batches((self._micro_batch(iteration, micro_batch, replica.device),)):
+            pass
 
     def _micro_batch(self, iteration: int, number: int, device: torch.device) -> MicroBatch:
         size = self._spec.micro_batch_size
@@ -88,7 +91,7 @@ class Loop:
         env: RankEnvironment,
         *,
         memory: Memory,
-        peers: Peers,
+        meeting: Meeting,
         work: Work,
         saver: Saver,
         link: AgentLink,
@@ -100,15 +103,14 @@ class Loop:
         self._spec = env.spec
         self._memory = memory
         self._replica, self._effort, self._position = memory.replica, memory.effort, memory.position
-        self._peers = peers
+        self._column = meeting.column
         self._work = work
         self._saver = saver
         self._link = link
         self._lines = ProgressLines(env, **asdict(origin))
         self._flops = iteration_flops(env.spec)
-        # ranks that need siblings would have to do it again when those of another column differ
-        alike = peers if memory.replica.siblings.are_none else Alone()
-        self._recheck = Recheck(env.spec, memory=memory, peers=alike, add_gradients=work.add_gradients, mark=self._mark)
+        self._keeping = Keeping(env, memory, self._mark)
+        self._recheck = Recheck(env.spec, memory=memory, peers=meeting.peers, add_gradients=work.add_gradients, mark=self._mark)
 
     def run(self, ledger: Ledger) -> bool:
         """Train; True when the last iteration is done, False when a drain has stopped all ranks before it.
@@ -133,7 +135,7 @@ class Loop:
                 return False
             if self._recheck.run():
                 ended = time.monotonic()
-            if not is_last and self._keep():
+            if not is_last and self._keeping.keep(reduced):
                 ended = time.monotonic()
             if reduced.save and not is_last:
                 self._memory.saved, self._memory.saved_at = iteration, time.monotonic()
@@ -141,14 +143,6 @@ class Loop:
                 self._saver.begin(self._position, self._replica.state())
                 ended = time.monotonic()
         return True
-
-    def _keep(self) -> bool:
-        """Copy the state into host memory if that is due, for all ranks of the node; whether it was."""
-        snapshots = self._memory.snapshots
-        if snapshots is None or self._env.local_rank != 0 or not snapshots.is_due(self._position.iteration):
-            return False
-        self._beats.mark(Section.CHECKPOINT)
-        return snapshots.keep(self._position, self._replica.state())
 
     def _iterate(self, iteration: int, started: float) -> tuple[Reduced, float]:
         """One iteration: the parameters change only once all ranks' gradients have arrived. Also what its own part took."""
@@ -161,13 +155,14 @@ class Loop:
         compute_s = self._compute(started)
         self._flag(iteration)
         self._mark(Section.COLLECTIVE)
-        sum_buckets(self._replica, self._peers, effort, generation=self._env.generation, poll=self._poll)
+        sum_buckets(self._replica, self._column, effort, generation=self._env.generation, poll=self._poll)
         # who wanted the others to stop in an earlier generation has got what it wanted: this generation
         is_new = effort.reduced[self._replica.last_bucket] == self._env.generation
-        reduced = replace(self._replica.reduced(heeds_stop=is_new), is_resumed=effort.is_resumed)
+        on_ready = partial(effort.prepare, self._env.generation)
+        reduced = replace(self._replica.reduced(heeds_stop=is_new, on_ready=on_ready), is_resumed=effort.is_resumed)
         self._mark(Section.STEP)
         norm = self._replica.step(iteration)
-        self._position.iteration, self._position.loss, self._position.generation = iteration, reduced.loss, self._env.generation
+        self._position.advance(iteration, generation=self._env.generation, loss=reduced.loss, grad_norm=norm)
         effort.clear()
         return replace(reduced, grad_norm=norm), compute_s
 
@@ -196,7 +191,8 @@ class Loop:
             raise injected(self._link.injected_text or f"InjectedError: injected in iteration {iteration}")
         if fault == "corrupt":
             self._replica.corrupt()
-        self._replica.flag(stop=self._is_to_stop, save=self._is_save_due(iteration), spoil=fault == "nan")
+        is_due, votes = self._is_save_due(iteration), self._keeping.votes(iteration)
+        self._replica.flag(stop=self._is_to_stop, save=is_due, spoil=fault == "nan", votes=votes)
         if fault == "spike" and not self._effort.is_resumed:
             self._replica.turn_around()
 

@@ -7,7 +7,7 @@ not deterministic, and what is the same each time, but not what the others have,
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -36,8 +36,8 @@ class Result:
 class Told:
     """What a rank says of the same work, done once or more.
 
-    Only ranks of one `kind` of hardware and software can be expected to agree bit by bit. `is_off` is the word of one that
-    knows already that this job's kernels are not deterministic.
+    Only ranks of one `kind` can be expected to agree bit by bit: of hardware, software, and part of a state. `is_off` is the
+    word of one that knows already that this job's kernels are not deterministic.
     """
 
     kind: str
@@ -62,6 +62,8 @@ class Finding:
     wrong: Mapping[int, str] = field(default_factory=dict)
 
 
+Said = Mapping[int, Sequence[Result]]
+"""What ranks that are alike say, by rank."""
 GRAVEST_FIRST = (Outcome.WRONG, Outcome.UNDETERMINED, Outcome.NOT_DETERMINISTIC, Outcome.FINE)
 
 
@@ -70,11 +72,24 @@ def all_agree(told: Sequence[Told]) -> bool:
     return all(len({told[rank].results for rank in group}) == 1 for group in _groups(told))
 
 
-def judge(told: Sequence[Told]) -> Finding:
-    """Who is wrong, given what every rank says, by rank, after it has done the work several times, all equally often."""
-    found = [_judge_group({rank: told[rank].results for rank in group}) for group in _groups(told)]
+def judge(told: Sequence[Told], *, replica_size: int = 1) -> Finding:
+    """Who is wrong, given what every rank says, by rank, after it has done the work several times, all equally often.
+
+    States first: from different states follow different gradients, also those of the other ranks of a replica.
+    """
+    groups = [{rank: told[rank].results for rank in group} for group in _groups(told)]
+    by_state = [_judge_states(group) for group in groups]
+    misled = {rank // replica_size for finding in by_state for rank in finding.wrong}
+    found = [
+        states if states.outcome is not Outcome.FINE else _judge_gradients(_without(group, misled, replica_size))
+        for group, states in zip(groups, by_state, strict=True)
+    ]
     outcome = min((finding.outcome for finding in found), key=GRAVEST_FIRST.index, default=Outcome.FINE)
     return Finding(outcome=outcome, wrong={rank: why for finding in found for rank, why in finding.wrong.items()})
+
+
+def _without(group: Said, replicas: Collection[int], replica_size: int) -> Said:
+    return {rank: results for rank, results in group.items() if rank // replica_size not in replicas}
 
 
 def _groups(told: Sequence[Told]) -> list[list[int]]:
@@ -84,19 +99,19 @@ def _groups(told: Sequence[Told]) -> list[list[int]]:
     return [group for group in groups if len(group) > 1]
 
 
-def _judge_group(results: Mapping[int, Sequence[Result]]) -> Finding:
-    """States first: from different states follow different gradients. To read one takes no kernel that might differ."""
-    by_state = _outvoted(
-        {rank: [result.state for result in each] for rank, each in results.items()},
+def _judge_states(said: Said) -> Finding:
+    """To read a state takes no kernel that might differ."""
+    found = _outvoted(
+        {rank: [result.state for result in each] for rank, each in said.items()},
         unsteady="its parameters change while nobody writes to them",
         outvoted="its parameters are not those of",
     )
-    if by_state.outcome is Outcome.NOT_DETERMINISTIC:
-        return Finding(outcome=Outcome.UNDETERMINED)
-    if by_state.outcome is not Outcome.FINE:
-        return by_state
+    return Finding(outcome=Outcome.UNDETERMINED) if found.outcome is Outcome.NOT_DETERMINISTIC else found
+
+
+def _judge_gradients(said: Said) -> Finding:
     return _outvoted(
-        {rank: [result.gradient for result in each] for rank, each in results.items()},
+        {rank: [result.gradient for result in each] for rank, each in said.items()},
         unsteady="unlike most ranks it does not get the same gradient each time",
         outvoted="each time its gradient is not that of",
     )
@@ -104,6 +119,8 @@ def _judge_group(results: Mapping[int, Sequence[Result]]) -> Finding:
 
 def _outvoted(said: Mapping[int, Sequence[str]], *, unsteady: str, outvoted: str) -> Finding:
     """Who differs from itself or from a strict majority; nobody, if most differ from themselves."""
+    if len(said) < 2:
+        return Finding(outcome=Outcome.FINE)
     steady = {rank: each[0] for rank, each in said.items() if len(set(each)) == 1}
     if 2 * len(steady) < len(said):
         return Finding(outcome=Outcome.NOT_DETERMINISTIC)

@@ -23,7 +23,7 @@ import unicron_lib.adapters.s3  # noqa: F401
 from unicron_lib.agent.beats import BeatWriter
 from unicron_lib.agent.error_file import leave_error
 from unicron_lib.agent.rank_messages import RankFailed, RankHello, RankParked
-from unicron_lib.checkpointing.slots import SlotPair
+from unicron_lib.checkpointing.slots import TRAVELS, SlotPair
 from unicron_lib.detection.sections import Section
 from unicron_lib.training import groups
 from unicron_lib.training.abort import Breaker
@@ -177,10 +177,14 @@ class Rank:
 
 
 def _fresh(env: RankEnvironment, device: torch.device) -> Memory:
-    """A memory without a state. A node's slots are for whole ones."""
+    """A memory without a state."""
     replica = Replica(env.spec, device, Siblings(env.layout, env.place))
-    memory_dir = env.memory_dir if replica.siblings.are_none else None
-    return Memory(replica=replica, snapshots=Snapshots(SlotPair(memory_dir), env.spec) if memory_dir else None)
+    return Memory(replica=replica, snapshots=_snapshots(env, env.memory_dir) if env.memory_dir else None)
+
+
+def _snapshots(env: RankEnvironment, directory: Path) -> Snapshots:
+    part = env.layout.part(env.rank)
+    return Snapshots(SlotPair(directory, part), env.spec, travelling=SlotPair(directory, part, TRAVELS) if part else None)
 
 
 def _write_to(file: str | None) -> None:

@@ -6,6 +6,8 @@ it and of their states. Only when these differ is it done `RERUNS` more times, t
 
 What it costs every `rerun_check_interval` iterations is one micro-batch, one look at all of the state and the gradient, and one
 exchange of a few bytes. On one core, with 25 million parameters and 256 tokens, that is 0.54 s and 0.06 s.
+
+Of cut replicas those ranks are compared that have the same part, and all compute again if any differ: none can do it alone.
 """
 
 import logging
@@ -69,7 +71,8 @@ class Recheck:
     def __init__(
         self, spec: JobSpec, *, memory: Memory, peers: Peers, add_gradients: AddGradients, mark: Callable[[Section], None]
     ) -> None:
-        self._interval = spec.rerun_check_interval if peers.size > 1 else 0
+        self._siblings = memory.replica.siblings
+        self._interval = spec.rerun_check_interval if peers.size > self._siblings.layout.replica_size else 0
         self._last = spec.train_iters - 1
         self._memory = memory
         self._peers = peers
@@ -92,7 +95,7 @@ class Recheck:
             log.warning("iteration %d: the ranks' results of one micro-batch differ, it is done again", iteration)
             again = self._exchange(self._compute(iteration, times=RERUNS))
             whole = [replace(one, results=one.results + more.results) for one, more in zip(told, again, strict=True)]
-            self._act_on(judge(whole), iteration)
+            self._act_on(judge(whole, replica_size=self._siblings.layout.replica_size), iteration)
         self._mark(Section.STEP)
         return True
 
@@ -118,7 +121,8 @@ class Recheck:
             return Result(state=digest_of(flats), gradient=digest_of([replica.buffer]))
 
     def _exchange(self, results: tuple[Result, ...]) -> list[Told]:
-        own = Told(kind=kind_of(self._memory.replica.device), results=results, is_off=self._memory.is_recheck_off)
+        kind = " ".join(filter(None, (kind_of(self._memory.replica.device), self._siblings.part)))
+        own = Told(kind=kind, results=results, is_off=self._memory.is_recheck_off)
         self._mark(Section.COLLECTIVE)
         return [_told.validate_json(told) for told in self._peers.exchange(_told.dump_json(own))]
 

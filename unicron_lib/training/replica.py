@@ -16,6 +16,7 @@ from unicron_lib.training import megatron
 from unicron_lib.training.optimizer import AdamW, clip, learning_rate
 from unicron_lib.training.pipeline import work_off
 from unicron_lib.training.siblings import Siblings
+from unicron_lib.training.tied import Tied
 
 BUCKET_BYTES = 25 << 20
 FEWEST_BUCKETS = 4
@@ -23,6 +24,8 @@ FEWEST_BUCKETS = 4
 SPIKE_FACTOR = 1000.0
 ID_BASE = 1 << 20
 """Sample numbers travel in two digits to this base: float32 holds each exactly."""
+NUM_TOLD = 5
+"""What travels before the samples: the loss, two flags, and two counts of votes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,8 @@ class Reduced:
     """What the ranks of an iteration told each other along with the gradient; `loss` is the mean over the global batch.
 
     `grad_norm` is the L2 norm of the whole gradient before clipping, known after the step. `is_resumed` tells that the
-    iteration was begun in an earlier generation.
+    iteration was begun in an earlier generation. Ranks of cut replicas `keep` the state in host memory together, and
+    it `travels` to other nodes.
     """
 
     loss: float
@@ -39,6 +43,8 @@ class Reduced:
     samples: list[int]
     grad_norm: float = 0.0
     is_resumed: bool = False
+    keep: bool = False
+    travels: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +72,7 @@ class Replica:
     All parameters are views of one flat buffer, in an order that puts those with weight decay first. Gradients are
     summed over micro-batches in a second one of float32 (float64 for a float64 model), scaled by the number of
     micro-batches of the whole job: any split of them among ranks gives the same sum. The buffer's tail carries the
-    loss, two flags and the samples to the other ranks, as a part of the last bucket.
+    loss, flags, votes and the samples to the other ranks, as a part of the last bucket.
 
     `buckets` are the parts of the buffer that are summed over the ranks one after another, by number: the same in every layout.
     """
@@ -83,7 +89,7 @@ class Replica:
         dtype = torch.float64 if spec.params_dtype == "float64" else torch.float32
         self._main = torch.cat([p.detach().reshape(-1).to(dtype) for p in self._parameters.values()])
         self._adam = AdamW(self._main, num_decayed=num_decayed, weight_decay=spec.weight_decay)
-        self.buffer = torch.zeros(size + 3 + 3 * spec.global_batch_size, dtype=dtype, device=device)
+        self.buffer = torch.zeros(size + NUM_TOLD + 3 * spec.global_batch_size, dtype=dtype, device=device)
         self._gradient, self._tail = self.buffer[:size], self.buffer[size:]
         whole_size = sum(math.prod(it.shape) for it in parameters(spec))
         self.buckets = _buckets(self.buffer, size, even_size=whole_size // self.siblings.layout.replica_size)
@@ -93,7 +99,7 @@ class Replica:
         self._is_apart = self._is_mixed or not self.siblings.are_none
         self._is_corrupt = False
         self._tie()
-        self._tied = _Tied(self._gradient_of(TIED), self.siblings) if self._has_half_of_tied else None
+        self._tied = Tied(self._gradient_of(TIED), self.siblings) if self._has_half_of_tied else None
         self._norm: float | None = None
         self._loss = 0.0
 
@@ -183,7 +189,7 @@ class Replica:
         if self.siblings.is_last:
             self._tail[0] += output.detach()
         marks = [(1, *divmod(sample, ID_BASE)) for sample in batch.samples]
-        rows = self._tail[3:].view(-1, 3)
+        rows = self._tail[NUM_TOLD:].view(-1, 3)
         rows[batch.first : batch.first + len(marks)] += torch.tensor(marks, dtype=self._tail.dtype, device=self.device)
 
     def blank(self, batch: MicroBatch) -> torch.Tensor:
@@ -192,9 +198,12 @@ class Replica:
         shape = (spec.seq_length, len(batch.samples), spec.hidden_size)
         return torch.empty(shape, dtype=megatron.DTYPES[spec.params_dtype], device=self.device)
 
-    def flag(self, *, stop: bool, save: bool, spoil: bool) -> None:
-        """Tell the others: stop after this iteration, save after it; `spoil` is an injected fault, a loss of nan."""
-        self._tail[1], self._tail[2] = float(stop), float(save)
+    def flag(self, *, stop: bool, save: bool, spoil: bool, votes: tuple[float, float] = (0.0, 0.0)) -> None:
+        """Tell the others: stop after this iteration, save after it, and the `votes` for keeping and sending its state.
+
+        `spoil` is an injected fault, a loss of nan.
+        """
+        self._tail[1:NUM_TOLD] = torch.tensor([float(stop), float(save), *votes])
         if spoil:
             self.buffer[: len(self._gradient) + 1] = float("nan")
 
@@ -212,23 +221,28 @@ class Replica:
         integer, bit = (torch.int64, 51) if number.dtype == torch.float64 else (torch.int32, 22)
         number.view(integer).bitwise_xor_(1 << bit)
 
-    def reduced(self, *, heeds_stop: bool = True) -> Reduced:
+    def reduced(self, *, heeds_stop: bool = True, on_ready: Callable[[], None] = lambda: None) -> Reduced:
         """Read what came with the all-reduce of `buffer`; a sample that several ranks have added is listed as often.
 
         Siblings tell each other what they have of the loss, the flags and the gradient's norm: raises CollectiveFailed.
-        A flag to stop that is not to be heeded is not told.
+        Before that `on_ready` is called: nothing else is lacking then.
+        A flag to stop that is not to be heeded is not told, and nor are the votes that came with it.
         """
         tail = self._tail.tolist()
-        rows = zip(*(iter(tail[3:]),) * 3, strict=True)
+        rows = zip(*(iter(tail[NUM_TOLD:]),) * 3, strict=True)
         samples = [int(high) * ID_BASE + int(low) if count == 1 else -int(count) for count, high, low in rows]
         stop, save = float(heeds_stop and tail[1] > 0), float(tail[2] > 0)
         if self.siblings.are_none:
             return Reduced(loss=tail[0], stop=stop > 0, save=save > 0, samples=samples)
         tells_loss = self.siblings.is_last and self.siblings.place.tp == 0
-        told = self.siblings.exchange(tail[0] if tells_loss else 0.0, stop, save, self._squares())
-        self._loss, stop, save, squares = (sum(part) for part in zip(*told, strict=True))
+        votes = tail[3:NUM_TOLD] if heeds_stop else (-1.0, -1.0)
+        squares = self._squares()
+        on_ready()
+        told = self.siblings.exchange(tail[0] if tells_loss else 0.0, stop, save, squares, *votes)
+        self._loss, stop, save, squares, keep, travel = (sum(part) for part in zip(*told, strict=True))
         self._norm = math.sqrt(squares)
-        return Reduced(loss=self._loss, stop=stop > 0, save=save > 0, samples=samples)
+        common = {"keep": keep > 0, "travels": travel >= 0}
+        return Reduced(loss=self._loss, stop=stop > 0, save=save > 0, samples=samples, **common)
 
     def _squares(self) -> float:
         """The rank's part of the square of the gradient's norm: what several siblings have counts once."""
@@ -238,6 +252,10 @@ class Replica:
         parts = zip(self._parameters, self._split(self._gradient), strict=True)
         wanted = [self._tied.whole() if self._tied and name == TIED else part for name, part in parts if name in owned]
         return float(torch.stack([part.square().sum() for part in wanted]).sum())
+
+    def learn(self, *, loss: float, norm: float) -> None:
+        """What siblings have told each other and this rank has missed: then it can `step`."""
+        self._loss, self._norm = loss, norm
 
     def step(self, iteration: int) -> float:
         """Apply the summed gradient; returns its norm. Raises FloatingPointError before anything is changed.
@@ -309,27 +327,6 @@ class Replica:
             for name, tensor in own.items():
                 tensor.copy_(state[name])
         self._copy_to_model()
-
-
-class _Tied:
-    """The first and the last stage's half of the tied embedding's gradient, each of which the other one needs."""
-
-    def __init__(self, own: torch.Tensor, siblings: Siblings) -> None:
-        self._own, self._other = own, torch.empty_like(own)
-        self._siblings = siblings
-
-    def fetch(self) -> None:
-        """Get the other half; nothing of the own one is changed."""
-        across = self._siblings.layout.pp - 1
-        self._siblings.swap(self._own, self._other, by=across if self._siblings.is_first else -across)
-
-    def whole(self) -> torch.Tensor:
-        """The sum, the same bits at both ends."""
-        return self._own + self._other
-
-    def complete(self) -> None:
-        """Replace the own half by the sum."""
-        self._own.add_(self._other)
 
 
 def _buckets(buffer: torch.Tensor, size: int, *, even_size: int) -> tuple[torch.Tensor, ...]:

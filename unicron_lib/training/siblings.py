@@ -64,6 +64,11 @@ class Siblings:
         return (replace(layout, dp=1), replace(place, dp=0)) == (self.layout, self.place)
 
     @property
+    def part(self) -> str:
+        """The name of what the rank has of a state, "" if that is all of it."""
+        return self.layout.part(self._at(self.place.pp))
+
+    @property
     def is_first(self) -> bool:
         """Whether the rank's stage is the first one."""
         return self.place.pp == 0

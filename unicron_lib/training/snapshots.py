@@ -1,14 +1,14 @@
 """The state in host memory, beyond the process: a copy every few iterations, in one of two slots in turn.
 
-Ranks of a job are equal after each iteration: one a node writes. Training waits for the copying only; a thread compares and
-completes the slot. A node without memory for it costs one warning, never the training.
+Ranks that have the same of a state are equal after each iteration: one of them a node writes. Training waits for the copying
+only; a thread compares and completes the slot. A node without memory for it costs one warning, never the training.
 """
 
 import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -51,60 +51,87 @@ class Cadence:
 
 
 class Snapshots:
-    """The slots of a job on this node, as one of its ranks sees them; a pair of None means that there are none."""
+    """The slots of a job on this node, as one of its ranks sees them; a pair of None means that there are none.
 
-    def __init__(self, pair: SlotPair | None, spec: JobSpec) -> None:
+    What is put into the one that is `travelling` too, the agent copies to another node.
+    """
+
+    def __init__(self, pair: SlotPair | None, spec: JobSpec, *, travelling: SlotPair | None = None) -> None:
         self._pair = pair
+        self._travelling = travelling
+        self._part = pair.part if pair is not None else ""
         self._spec = spec
         self._cadence = Cadence(interval=spec.memory_interval)
         self._thread: threading.Thread | None = None
         self._pinned: set[int] = set()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the last copy is not complete yet."""
+        return self._thread is not None and self._thread.is_alive()
+
     def is_due(self, iteration: int) -> bool:
         """Whether the state after `iteration` is to be kept now: not before the last copy is complete."""
-        is_busy = self._thread is not None and self._thread.is_alive()
-        return self._pair is not None and not is_busy and self._cadence.is_due(iteration, time.monotonic())
+        return self._pair is not None and not self.is_busy and self._cadence.is_due(iteration, time.monotonic())
 
-    def keep(self, position: Position, state: Mapping[str, torch.Tensor]) -> bool:
-        """Copy the state; whether there was room for it, and no slot was missing."""
-        if self._pair is None:
-            return False
+    def may_travel(self, generation: int) -> bool:
+        """Whether no copy of `generation` waits for its journey any more."""
+        return self._travelling is None or all(it.generation < generation for it in self._travelling.found())
+
+    def keep(self, position: Position, state: Mapping[str, torch.Tensor], *, travels: bool = False) -> bool:
+        """Copy the state, also for another node if it `travels`; whether there was room for it, and a slot was free."""
+        size = packed_bytes(state)
+        claims = [self._claim(size), self._claim_to_travel(size) if travels else None]
+        whole = [claim for claim in claims if claim is not None]
+        for claim in whole:
+            self._pin(claim, next(iter(state.values())).device)
+        copying = time.monotonic()  # memory that is taken for the first time does not come again
+        for claim in whole:
+            pack_into(state, claim.data)
+        if whole:
+            self._cadence.note(position.iteration, copying, time.monotonic())
+            place = (position.generation, position.iteration)
+            self._thread = threading.Thread(target=self._complete, args=(whole, place, position.loss), name="slot", daemon=True)
+            self._thread.start()
+        return bool(whole)
+
+    def _claim(self, size: int) -> Claim | None:
         try:
-            claim = self._pair.claim(packed_bytes(state))
+            return self._pair.claim(size) if self._pair is not None else None
         except SlotError as error:
             log.warning("%s; the training goes on without", error)
             self._pair = None
-            return False
-        if claim is None:
-            return False
-        self._pin(claim, next(iter(state.values())).device)
-        copying = time.monotonic()  # memory that is taken for the first time does not come again
-        pack_into(state, claim.data)
-        self._cadence.note(position.iteration, copying, time.monotonic())
-        place = (position.generation, position.iteration)
-        self._thread = threading.Thread(target=self._complete, args=(claim, place, position.loss), name="slot", daemon=True)
-        self._thread.start()
-        return True
+            return None
+
+    def _claim_to_travel(self, size: int) -> Claim | None:
+        try:
+            return self._travelling.claim(size) if self._travelling is not None else None
+        except SlotError as error:
+            log.warning("%s; what goes to another node is left out", error)
+            self._travelling = None
+            return None
 
     def settle(self) -> None:
         """Wait until the last copy is complete."""
         if self._thread is not None:
             self._thread.join()
 
-    def _complete(self, claim: Claim, place: Place, loss: float) -> None:
+    def _complete(self, claims: Sequence[Claim], place: Place, loss: float) -> None:
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-        claim.commit(
-            SlotHeader(
-                job=self._spec.job,
-                generation=place[0],
-                iteration=place[1],
-                consumed_samples=(place[1] + 1) * self._spec.global_batch_size,
-                loss=loss,
-                num_bytes=len(claim.data),
-                digest=digest_of(claim.data),
-            )
+        digest = digest_of(claims[0].data)
+        header = SlotHeader(
+            job=self._spec.job,
+            generation=place[0],
+            iteration=place[1],
+            consumed_samples=(place[1] + 1) * self._spec.global_batch_size,
+            loss=loss,
+            num_bytes=len(claims[0].data),
+            digest=digest,
+            part=self._part,
         )
+        for claim in claims:
+            claim.commit(header)
 
     def _pin(self, claim: Claim, device: torch.device) -> None:
         """Let the GPU write into a slot directly; where that is refused, the copies merely take longer."""
@@ -128,8 +155,8 @@ class Snapshots:
         except (SlotError, CheckpointError, UserError) as error:
             log.warning("the state is not taken from memory: %s", error)
             return False
-        position.generation, position.iteration = place
-        position.loss, position.is_whole = header.loss, True
+        position.advance(place[1], generation=place[0], loss=header.loss, grad_norm=None)
+        position.is_whole = True
         elapsed = time.monotonic() - started
         log.info("restored iteration %d, %d bytes, from memory in %.3f s", place[1], header.num_bytes, elapsed)
         return True

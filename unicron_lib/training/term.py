@@ -11,7 +11,7 @@ import torch
 
 from unicron_lib.adapters.stores import open_store
 from unicron_lib.agent.beats import BeatWriter
-from unicron_lib.agent.rank_messages import SLOT, RankDrained, RankFinished
+from unicron_lib.agent.rank_messages import RankDrained, RankFinished
 from unicron_lib.checkpointing.manifest import Manifest, parse_key
 from unicron_lib.checkpointing.model_state import of_the_state, slices_at, why_unloadable
 from unicron_lib.checkpointing.repository import CheckpointRepository
@@ -21,6 +21,7 @@ from unicron_lib.training import groups
 from unicron_lib.training.environment import RankEnvironment
 from unicron_lib.training.groups import Bulletin, Meeting
 from unicron_lib.training.handover import Fallback, Memory, hand_over
+from unicron_lib.training.keeping import begin_from_slot
 from unicron_lib.training.ledger import Ledger, ledger_directory
 from unicron_lib.training.life import State
 from unicron_lib.training.link import AgentLink
@@ -58,7 +59,7 @@ class Term:
         """
         env = self._env
         with self._drains_answered(memory):
-            self._take_from_slot(memory)
+            begin_from_slot(memory, env, fallback_iteration=self._fallback_iteration)
             meeting = groups.join(env, memory.replica.device, is_given_up=lambda: self._link.wants_park)
             origin = hand_over(
                 meeting.peers,
@@ -72,7 +73,7 @@ class Term:
         loop = Loop(
             env,
             memory=memory,
-            peers=meeting.column,
+            meeting=meeting,
             work=self._work,
             saver=self._saver,
             link=self._link,
@@ -111,14 +112,6 @@ class Term:
         if memory.position.is_whole:
             return nullcontext()
         return self._link.drains_answered_with(self._drained(self._fallback_iteration, self._env.restore_from))
-
-    def _take_from_slot(self, memory: Memory) -> None:
-        """What is in this node's memory is a state as good as a survivor's."""
-        place = self._env.memory_slot
-        if memory.snapshots is None or memory.position.is_whole or place is None or place[1] <= self._fallback_iteration:
-            return
-        if memory.snapshots.restore(place, memory.replica, memory.position):
-            memory.came_from = f"{SLOT}{self._env.node}"
 
     def _fallback(self, memory: Memory) -> Fallback:
         def load() -> float:

@@ -43,12 +43,16 @@ def test_a_checkpoint_goes_from_layout_to_layout(ranks, undisturbed: list[float]
 def test_the_replica_without_a_loss_goes_on_and_the_other_one_comes_back(
     ranks, undisturbed: list[float], tp: int, pp: int, lost: int
 ) -> None:
-    spec = cut("halved", tp, pp)
+    spec = cut("halved", tp, pp, rerun_check_interval=2)
     ranks.launch(spec, 4)
     survivors = sorted({0, 1, 2, 3} - {lost})
     reached(ranks, 3, rank=survivors[0])
     ranks.signal("halved", 1, lost, signal.SIGKILL)
     parked = parted(ranks, "halved", of=survivors)
+    whole = (2, 3) if lost == 0 else (0, 1)
+    if parked.keys() >= set(whole) and len({parked[rank].iteration for rank in whole}) == 1:
+        manifest = CheckpointRepository(open_store(ranks.store_url), "halved").load_manifest(saved(ranks, whole))
+        assert (manifest.iteration, manifest.layout) == (parked[whole[0]].iteration, spec.layout(4))
     ranks.launch(spec, 4, generation=2, kept={rank: (1, rank) for rank in parked})
     began = first(ranks, generation=2, world_size=4)
     if parked.keys() == set(survivors):
@@ -57,6 +61,16 @@ def test_the_replica_without_a_loss_goes_on_and_the_other_one_comes_back(
         assert {p.iteration for p in began} == {min(newest) + 1}
         assert began[lost].source == f"rank {(lost + 2) % 4}"
     assert_undisturbed(ranks, spec, undisturbed, generation=2, world_size=4)
+    assert "results of one micro-batch differ" not in ranks.logs()
+
+
+def saved(ranks, replica: tuple[int, ...]) -> str:
+    """Have parked ranks save the replica that they are; returns the manifest's key."""
+    for rank in reversed(replica):
+        ranks.agent.order(1, rank, "save_replica")
+        _, told = ranks.agent.wait(RankDrained, generation=1, rank=rank)
+        assert bool(told.manifest) == (rank == replica[0])
+    return told.manifest
 
 
 def parted(ranks, name: str, *, of: list[int]) -> dict[int, RankParked]:
