@@ -143,9 +143,13 @@ def _refuse_numbers_as_text(raw: Mapping[str, Any], where: str) -> None:
 
 
 def _parts(value: object) -> Iterator[object]:
-    if isinstance(value, dict | list):
-        for part in value.values() if isinstance(value, dict) else value:
+    """A value itself, or those of mappings, also in a list; other lists are of texts."""
+    if isinstance(value, dict):
+        for part in value.values():
             yield from _parts(part)
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _parts(entry) if isinstance(entry, dict) else ()
     else:
         yield value
 
