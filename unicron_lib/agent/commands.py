@@ -30,6 +30,7 @@ from unicron_lib.agent.rank_logs import read_log
 from unicron_lib.agent.rank_messages import RankOrder
 from unicron_lib.agent.ranks import Phase, Rank
 from unicron_lib.agent.rendezvous import RendezvousStores
+from unicron_lib.agent.slot_places import keepers
 from unicron_lib.agent.supervisor import Supervisor
 from unicron_lib.domain.events import Scalar
 from unicron_lib.errors import AgentError, StaleGeneration, UnicronError
@@ -158,7 +159,7 @@ class Commands:
         pids: list[dict[str, Scalar]] = []
         await self._checks.give_up()
         await self._supervisor.ready()
-        self._memory.follow(command.job, command.memory_peers, command.parts)
+        self._memory.follow(command.job, command.memory_peers, keepers(command.layout, dict(command.ranks)))
         async with self._launching[command.job]:
             await self._close_orphaned_stores(command.job)
             for rank, gpu in command.ranks:

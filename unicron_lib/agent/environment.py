@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 
 from unicron_lib.agent.beats import BEAT_FILE, beat_path
 from unicron_lib.agent.messages import LaunchRanks
-from unicron_lib.agent.slot_places import MEMORY_DIR, MEMORY_KEEPS, MEMORY_SLOT, slot_directory
+from unicron_lib.agent.slot_places import MEMORY_DIR, MEMORY_KEEPS, MEMORY_SLOT, keepers, slot_directory
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.skipping import Ranges
 
@@ -83,7 +83,8 @@ def rank_environment(
     if command.spec.memory_interval != 0:
         values[MEMORY_DIR] = slot_directory(facts.run_dir, facts.node) / command.job
         values |= {MEMORY_SLOT: "{}/{}".format(*command.memory)} if command.memory else {}
-        values |= {MEMORY_KEEPS: 2 if command.memory_peers else 1} if rank in command.parts.values() else {}
+        keeps = rank in keepers(command.layout, gpus).values()
+        values |= {MEMORY_KEEPS: 2 if command.memory_peers else 1} if keeps else {}
     if facts.has_gpus and not keeps_device:
         # In the order of the local ranks, so that LOCAL_RANK is the device's index, as under torchrun.
         values["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML counts them: a GPU that is found broken is the one that is left

@@ -248,11 +248,6 @@ class LaunchRanks:
     mtbf_s: float = 0.0
     type: Literal["launch_ranks"] = "launch_ranks"
 
-    @property
-    def parts(self) -> dict[str, int]:
-        """The parts of the state that ranks of this node have, each with the first rank that has it."""
-        return {self.layout.part(rank): rank for rank, _ in sorted(self.ranks, reverse=True)}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRanks:

@@ -2,7 +2,10 @@
 
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
+
+from unicron_lib.domain.plans import Layout
 
 MEMORY_DIR = "UNICRON_MEMORY_DIR"
 """The slots of the rank's job on its node."""
@@ -18,3 +21,8 @@ def slot_directory(run_dir: Path, node: str) -> Path:
     """The slots of all jobs on a node: the same in every life of its agent, and nobody else's."""
     whose = hashlib.sha256(f"{run_dir}\0{node}".encode()).hexdigest()[:12]
     return SHARED / f"{PREFIX}{os.geteuid()}-{whose}"
+
+
+def keepers(layout: Layout, ranks: Iterable[int]) -> dict[str, int]:
+    """The parts of the state that ranks of a node have, each with the rank that keeps it there for all of them."""
+    return {layout.part(rank): rank for rank in sorted(ranks, reverse=True)}

@@ -13,6 +13,7 @@ from unicron_lib.local.checks import loss_curve
 from unicron_lib.training.ledger import ledger_directory
 from unicron_lib.training.reference import losses
 
+pytestmark = pytest.mark.timeout(600)
 STAGES = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 3, "throughput_flops": {6: 9.0e8}}
 LINES = {"tensor_model_parallel_size": 2, "throughput_flops": {2: 3.0e8, 4: 5.0e8}}
 

@@ -1,4 +1,4 @@
-"""A job whose replicas are two ranks each, on a whole cluster: it outlives a rank's crash, all ranks' and a node's loss."""
+"""Jobs whose replicas are two ranks each, on a whole cluster: they outlive a rank's crash, all ranks' and a node's loss."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ import signal
 import pytest
 from whole_cluster import job_file
 
+from unicron_lib.agent.memory_messages import FindMemory
 from unicron_lib.domain.plans import Layout, StepKind
 
 pytestmark = pytest.mark.timeout(600)
@@ -19,37 +20,42 @@ def kill_all(cluster) -> None:
                 os.kill(rank.pid, signal.SIGKILL)
 
 
-def healed(cluster, known: set[str]):
+def healed(cluster, job: str, gpus: int, known: set[str]):
     """What RESTORE and RESUME tell of the answer to the failure that is not among the known ones."""
     cluster.until("the failure", lambda _: cluster.new_failures(known))
-    cluster.calm({"cut": 4})
+    cluster.calm({job: gpus})
     (incident,) = [it for it in cluster.new_failures(known) if it.status == "closed"]
     plan = cluster.state.plans[incident.plan]
-    results = {step.kind: plan.results[step.id] for step in plan.plan.steps if step.job == "cut"}
+    results = {step.kind: plan.results[step.id] for step in plan.plan.steps if step.job == job}
     return results[StepKind.RESTORE], results[StepKind.RESUME]
 
 
-def test_a_job_with_tensor_parallelism_survives_a_crash_and_a_lost_node(cluster, tmp_path) -> None:
-    cluster.cli("up")
+def submit(cluster, tmp_path, job: str, gpus: int) -> None:
+    """A job alone on the whole cluster, two ranks a replica, that would save for the first time in hours."""
+    cluster.cli("up")  # brings lost nodes back
     cluster.until("all nodes", lambda state: state.num_healthy_gpus == 6)
-    running = [row["job"] for row in cluster.json("jobs")["jobs"] if row["status"] == "running"]
-    for job in running:
-        cluster.cli("cancel", job)
-    keys = {"tensor_model_parallel_size": 2, "max_gpus": 4, "throughput_flops": {2: 5.0e8, 4: 9.0e8}, "transition_s": 1.0}
+    for row in cluster.json("jobs")["jobs"]:
+        if row["status"] == "running":
+            cluster.cli("cancel", row["job"])
+    keys = {"tensor_model_parallel_size": 2, "max_gpus": gpus, "throughput_flops": {2: 5.0e8, 4: 9.0e8}, "transition_s": 1.0}
     saving = {"save_interval": 100_000, "memory_interval": INTERVAL}
-    cluster.cli("submit", str(job_file(tmp_path, "cut", params_dtype="float64", **keys, **saving)))
-    cluster.calm({"cut": 4})
-    assert cluster.state.jobs["cut"].assignment.layout == Layout(tp=2, dp=2)
+    cluster.cli("submit", str(job_file(tmp_path, job, params_dtype="float64", **keys, **saving)))
+    cluster.calm({job: gpus})
     cluster.trains_on()
+
+
+def test_a_job_with_tensor_parallelism_survives_a_crash_and_a_lost_node(cluster, tmp_path) -> None:
+    submit(cluster, tmp_path, "cut", 4)
+    assert cluster.state.jobs["cut"].assignment.layout == Layout(tp=2, dp=2)
     known, reached = set(cluster.state.incidents), cluster.iterations()["cut"]
     cluster.cli("inject", "crash", "cut/1")
-    restored, resumed = healed(cluster, known)
+    restored, resumed = healed(cluster, "cut", 4, known)
     assert "memory" not in restored, "the other replica lives"
     assert resumed["went_on_after"] >= reached
     cluster.trains_on()
     known, reached = set(cluster.state.incidents), cluster.iterations()["cut"]
     kill_all(cluster)
-    restored, resumed = healed(cluster, known)
+    restored, resumed = healed(cluster, "cut", 4, known)
     assert restored["memory"].startswith("memory of node-")
     assert restored["fallback_iteration"] == -1
     assert resumed["went_on_after"] == restored["iteration"] >= reached - INTERVAL
@@ -59,7 +65,30 @@ def test_a_job_with_tensor_parallelism_survives_a_crash_and_a_lost_node(cluster,
     cluster.until("the loss", lambda state: state.num_healthy_gpus == 4)
     cluster.calm({"cut": 4})
     cluster.trains_on()
+
+
+def copied(cluster, job: str, node: str) -> int:
+    """The newest iteration that another node has both parts of, -1 for none."""
+    found = [-1]
+    for other in sorted(cluster.state.nodes.keys() - {node}):
+        command = FindMemory(step=f"look-{other}", job=job)
+        slots = cluster.ask(lambda client, other=other, command=command: client.command(other, command)).result["slots"]
+        parts = [{slot["iteration"] for slot in slots if slot["part"] == part} for part in Layout(tp=2).parts]
+        found += set.intersection(*parts)
+    return max(found)
+
+
+def test_the_only_replica_goes_on_from_the_parts_that_another_node_has(cluster, tmp_path) -> None:
+    submit(cluster, tmp_path, "lone", 2)
+    (node,) = cluster.state.jobs["lone"].nodes
+    cluster.wait("a copy on another node", lambda: copied(cluster, "lone", node) >= 0)
+    known, reached = set(cluster.state.incidents), copied(cluster, "lone", node)
+    cluster.cli("inject", "node-loss", node)
+    restored, resumed = healed(cluster, "lone", 2, known)
+    assert restored["memory"].startswith("memory of node-")
+    assert resumed["went_on_after"] == restored["iteration"] >= reached
+    cluster.trains_on()
     cluster.check_journal()
-    for log in (cluster.site.run_dir / "logs" / "cut").glob("g*-r*.log"):
+    for log in (cluster.site.run_dir / "logs").glob("*/g*-r*.log"):
         assert "Traceback" not in log.read_text()
-    cluster.cli("cancel", "cut")
+    cluster.cli("cancel", "lone")
