@@ -66,10 +66,9 @@ async def _drain(plan: Plan, step: Step) -> Result:
             await _parted(step)
         return OWN_CHECKPOINTS
     ranks = await _parted(step)
-    layouts = _layouts(state, plan, step.job)
-    if step.hold and (held := memory_of(step.hold, ranks, replica_size=layouts[step.generation].replica_size)):
+    if step.hold and (held := memory_of(step.hold, ranks, plan.assignment_of(step.job))):
         return held
-    return await _saved(step, ranks, layouts)
+    return await _saved(step, ranks, _layouts(state, plan, step.job))
 
 
 def _layouts(state: ClusterState, plan: Plan, job: str) -> dict[int, Layout]:

@@ -7,7 +7,7 @@ from scenes import Scene, running_pair
 
 from unicron_lib.domain.actions import Respond
 from unicron_lib.domain.failures import ErrorKind
-from unicron_lib.domain.plans import STEP_ORDER, Hold, Plan, Slot, StepKind
+from unicron_lib.domain.plans import STEP_ORDER, Assignment, Hold, Layout, Plan, Slot, StepKind
 from unicron_lib.planning.holding import memory_of, whole_replicas
 
 
@@ -173,6 +173,7 @@ def of(rank: int, iteration: int, generation: int = 1) -> dict[str, object]:
 
 
 EVERYWHERE = Hold(kept=tuple(Slot("n1", gpu) for gpu in range(4)), abort=True)
+PAIRS = Assignment(job="gpt-a", generation=2, layout=Layout(tp=2, dp=2), slots=EVERYWHERE.kept)
 
 
 @pytest.mark.parametrize(
@@ -189,8 +190,14 @@ EVERYWHERE = Hold(kept=tuple(Slot("n1", gpu) for gpu in range(4)), abort=True)
     ids=["a replica", "parts of two", "one is behind", "no second part", "one has stepped", "of two replicas", "far behind"],
 )
 def test_ranks_that_are_parts_of_replicas_hold_what_they_have_all_parts_of(ranks, iteration) -> None:
-    found = memory_of(EVERYWHERE, ranks, replica_size=2)
+    found = memory_of(EVERYWHERE, ranks, PAIRS)
     assert (found and found["iteration"]) == iteration
+
+
+def test_a_rank_that_is_to_become_another_part_holds_nothing() -> None:
+    turned = replace(PAIRS, slots=(Slot("n1", 1), Slot("n1", 0), Slot("n1", 2), Slot("n1", 3)))
+    assert memory_of(EVERYWHERE, [of(0, 7), of(1, 7)], turned) is None
+    assert memory_of(EVERYWHERE, [of(0, 7), of(1, 7), of(2, 7), of(3, 7)], turned)["held"] == 2
 
 
 def test_those_who_save_together_have_each_part_of_one_iteration() -> None:

@@ -77,14 +77,17 @@ def _hung(incidents: Iterable[Incident], job: JobState) -> tuple[int, ...]:
     return tuple(sorted(found)) if len(found) < max(job.gpus, 2) else ()
 
 
-def memory_of(hold: Hold, ranks: Iterable[Told], *, replica_size: int = 1) -> dict[str, Scalar] | None:
+def memory_of(hold: Hold, ranks: Iterable[Told], assignment: Assignment | None = None) -> dict[str, Scalar] | None:
     """What the ranks that live on have, of all `ranks` that agents tell of after a hold, each with its `node`.
 
-    None if they have nothing, or not all parts of a replica of `replica_size` ranks, or if others, which do not live on, are
-    further by more than the iteration under way.
+    They live on in `assignment`; without it each rank is a whole replica. None if they have nothing, or not all parts of a
+    replica, or if others, which do not live on, are further by more than the iteration under way.
     """
+    replica_size = assignment.layout.replica_size if assignment else 1
+    seats = {slot: rank % replica_size for rank, slot in enumerate(assignment.slots)} if assignment else {}
     parked = [rank for rank in ranks if rank["state"] == "parked" and iteration_of(rank) >= 0]
-    kept = [rank for rank in parked if Slot(str(rank["node"]), int(rank["gpu"] or 0)) in hold.kept]
+    staying = [rank for rank in parked if _slot_of(rank) in hold.kept]
+    kept = [it for it in staying if _part_of(it, replica_size) == seats.get(_slot_of(it), _part_of(it, replica_size))]
     iteration = _furthest(kept, replica_size)
     if iteration < 0 or iteration < _furthest(parked, replica_size) - 1:
         return None
@@ -136,6 +139,10 @@ def _furthest(ranks: Collection[Told], replica_size: int) -> int:
         replicas.setdefault(key, []).append(iteration_of(rank))
     whole = (its for its in replicas.values() if len(its) == replica_size and max(its) - min(its) <= 1)
     return max((*set.intersection(*had), *map(max, whole)), default=-1)
+
+
+def _slot_of(rank: Told) -> Slot:
+    return Slot(str(rank["node"]), int(rank["gpu"] or 0))
 
 
 def _part_of(rank: Told, replica_size: int) -> int:
