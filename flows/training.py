@@ -170,7 +170,10 @@ async def _watch_progress(name: str) -> None:
         state = await _refresh()
         job = state.jobs[name]
         await report_progress(job, live)
-        for event in measurements(job, live.measured_flops if live else {}, time.time(), pool=state.pool_of(job)):
+        if live is None:
+            return
+        pool, seen = state.pool_of(job), live.measured_flops
+        for event in measurements(job, seen, time.time(), generation=live.generation, pool=pool):
             await asyncio.to_thread(services().journal.append, event)
 
     await _for_ever(look, pause_s=5.0)

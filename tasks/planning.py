@@ -79,10 +79,12 @@ def _pools_of(state: ClusterState, job: str, home: Mapping[str, str]) -> set[str
 def plan_with(state: ClusterState, respond: Respond, solve: Solve) -> Plan:
     """The plan by the numbers of the settings, its allocation by `solve`."""
     settings = services().settings
+    here = {name: job for name, job in state.jobs.items() if state.pool_of(job) in {"", job.measured_in}}
     return make_plan(
         state,
         respond,
-        measured={name: job.measured for name, job in state.jobs.items() if state.pool_of(job) in {"", job.measured_in}},
+        measured={name: job.measured for name, job in here.items()},
+        measured_by_shape={name: job.measured_by_shape for name, job in here.items()},
         mtbf_gpu_s=settings.mtbf_gpu_s,
         granularity_gpus=settings.granularity_gpus or None,
         spare_gpus=settings.spare_gpus,

@@ -29,10 +29,10 @@ from unicron_lib.detection.sections import Limits
 from unicron_lib.domain.cluster import ClusterState
 from unicron_lib.domain.events import Scalar, StepCompleted
 from unicron_lib.domain.jobs import ENDED, JobSpec, JobState
-from unicron_lib.domain.plans import Plan, Step, StepKind
+from unicron_lib.domain.plans import Layout, Plan, Step, StepKind
 from unicron_lib.domain.skipping import told
 from unicron_lib.errors import ControllerError, UserError
-from unicron_lib.planning.holding import iteration_of, memory_of, whole_replicas
+from unicron_lib.planning.holding import iteration_of, memory_of, savers
 from unicron_lib.planning.memory import may_begin_from_memory
 
 log = logging.getLogger("unicron.transition")
@@ -68,16 +68,23 @@ async def _drain(plan: Plan, step: Step) -> Result:
     ranks = await _parted(step)
     if step.hold and (held := memory_of(step.hold, ranks, plan.assignment_of(step.job))):
         return held
-    return await _saved(step, ranks, job.spec.replica_gpus)
+    return await _saved(step, ranks, _layouts(state, plan, step.job))
 
 
-async def _saved(step: Step, ranks: Sequence[Result], replica_size: int) -> Result:
+def _layouts(state: ClusterState, plan: Plan, job: str) -> dict[int, Layout]:
+    """The layout of each generation that a plan has made, or makes."""
+    known = (state.jobs[job].assignment, state.jobs[job].pending)
+    made = (it.assignment_of(job) for it in (*(known.plan for known in state.plans.values()), plan))
+    return {it.generation: it.layout for it in (*known, *made) if it}
+
+
+async def _saved(step: Step, ranks: Sequence[Result], layouts: Mapping[int, Layout]) -> Result:
     """Where the work of drained and parked ranks is safe in the store."""
     saved = max((rank for rank in ranks if rank["state"] == "drained" and rank["manifest"]), key=iteration_of, default=None)
     parked = [
         rank for rank in ranks if rank["state"] == "parked" and (saved is None or iteration_of(rank) > iteration_of(saved))
     ]
-    for first, *others in whole_replicas(parked, replica_size):
+    for first, *others in savers(parked, layouts):
         parts = await asyncio.gather(*(_save_replica(step, survivor) for survivor in others))
         if all(parts) and (result := await _save_replica(step, first)):
             return result

@@ -1,6 +1,6 @@
 """A job's file: a Prefect deployment YAML whose parameter `job` is a JobSpec. Checked before anything is started."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -137,9 +137,21 @@ def _refuse_no_command(raw: Mapping[str, Any], where: str) -> None:
 def _refuse_numbers_as_text(raw: Mapping[str, Any], where: str) -> None:
     """Pydantic takes the text that YAML makes of 1e9 for a number, a Prefect server later does not."""
     for key, value in raw.items():
-        for part in value.values() if isinstance(value, dict) else (value,):
+        for part in _parts(value):
             if isinstance(part, str) and key not in _text_keys:
                 raise UserError(f"{where}: {key}: {part!r} is text: write a number, a large one with dot and sign, 1.0e+9")
+
+
+def _parts(value: object) -> Iterator[object]:
+    """A value itself, or those of mappings, also in a list; other lists are of texts."""
+    if isinstance(value, dict):
+        for part in value.values():
+            yield from _parts(part)
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _parts(entry) if isinstance(entry, dict) else ()
+    else:
+        yield value
 
 
 def _sentence(error: ValidationError) -> str:

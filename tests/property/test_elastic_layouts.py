@@ -58,7 +58,8 @@ def check(kind: tuple[int, int], pools: dict, undisturbed: dict[str, torch.Tenso
         assert world.done_again == []
         assert check_ledger(Path(name), spec) == []
     ends = [memory for memory in world.people.values() if memory.position.iteration == spec.train_iters - 1]
-    assert {memory.replica.siblings.place for memory in ends} == {spec.layout(9).place(r) for r in range(spec.replica_gpus)}
+    layout = spec.layout(9)
+    assert {memory.replica.siblings.place for memory in ends} == {layout.place(r) for r in range(layout.replica_size)}
     for replica in (memory.replica for memory in ends):
         for tensor_name, tensor in replica.state().items():
             piece = replica.slices[tensor_name]

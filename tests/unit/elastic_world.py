@@ -138,7 +138,7 @@ class World:
         self.sat_out: set[int] = set()
         self.done_again: list[int] = []
         self._replicas: list[list[int]] = []
-        self._layout = spec.layout(spec.replica_gpus)
+        self._layout = spec.layout(1)
         self._pool: dict[Place, list[CountingReplica]] = {}
         for replica in pool:
             self._pool.setdefault(replica.siblings.place, []).append(replica)

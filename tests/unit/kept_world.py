@@ -38,7 +38,7 @@ class KeptWorld(World):
     """`slot` is what the next generation begins from, `keeps` is what each rank is told. Both nodes have each part in turn."""
 
     def __init__(self, spec: JobSpec, directory: Path, *, replicas: int = 4, keeps: int = 1) -> None:
-        layout = replace(spec.layout(spec.replica_gpus), dp=replicas)
+        layout = replace(spec.layout(1), dp=replicas)
         super().__init__(spec, directory / "ledger", replicas_of(spec, layout, CountingReplica))
         self.houses = {node: SlotHouse(directory / node) for node in NODES}
         self.slot: tuple[int, int] | None = None

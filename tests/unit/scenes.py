@@ -35,6 +35,7 @@ class Scene:
     now: float = 1000.0
     events: list[Event] = field(default_factory=list)
     counter: int = 0
+    granularity_gpus: int = 2
 
     def tell(self, event: Event) -> None:
         self.state, action = on_event(self.state, event)
@@ -114,7 +115,13 @@ class Scene:
 
     def plan(self, respond: Respond) -> Plan:
         plan = make_plan(
-            self.state, respond, measured={}, mtbf_gpu_s=6.2e7, granularity_gpus=2, time_limit_s=5.0, timer=lambda: 0.0
+            self.state,
+            respond,
+            measured={},
+            mtbf_gpu_s=6.2e7,
+            granularity_gpus=self.granularity_gpus,
+            time_limit_s=5.0,
+            timer=lambda: 0.0,
         )
         self.tell(PlanDecided(id=plan.id, at=self.now, plan=plan, supersedes=respond.supersedes))
         return plan

@@ -10,6 +10,7 @@ import pytest
 from unicron_lib.domain.cluster import Node
 from unicron_lib.planning.allocation import NotEnoughGpus, Request, allocate
 from unicron_lib.planning.fitting import MAX_CUTS, Fitted, fit
+from unicron_lib.planning.layout_choice import Layouts
 from unicron_lib.planning.placement import CannotBePlaced, Placement, Rules, arrange
 from unicron_lib.planning.waf import Demand
 
@@ -27,7 +28,7 @@ def demand(job: str, *sizes: int, weight: float = 1.0, must_run: bool = False) -
 def fitted(demands: tuple[Demand, ...], on: list[Node], groups: Mapping[str, int], limit: int | None = None) -> Fitted:
     request = Request(demands=demands, num_gpus=sum(node.num_gpus for node in on), mtbf_gpu_s=1e7)
     rules = Rules(group_gpus=groups, max_jobs_per_node=limit)
-    return fit(request, share=SHARE, place=lambda gpus: arrange(gpus, {}, on, rules))
+    return fit(request, share=SHARE, place=lambda gpus, _: arrange(gpus, {}, on, rules))
 
 
 def test_what_fits_at_once_is_the_optimum() -> None:
@@ -50,7 +51,7 @@ def test_a_size_without_a_place_is_cut_and_the_gap_is_told() -> None:
 def test_a_job_for_which_nothing_is_found_waits_after_a_few_cuts() -> None:
     calls = 0
 
-    def refuse(gpus: Mapping[str, int]) -> Placement:
+    def refuse(gpus: Mapping[str, int], _: Layouts) -> Placement:
         nonlocal calls
         calls += 1
         if gpus["a"]:
@@ -77,5 +78,5 @@ def test_fewer_jobs_than_nodes_would_take_wait() -> None:
 def test_racks_that_may_be_too_many_are_told() -> None:
     placement = arrange({"a": 2}, {}, nodes(2))
     request = Request(demands=(demand("a", 2),), num_gpus=2, mtbf_gpu_s=1e7)
-    found = fit(request, share=SHARE, place=lambda _: replace(placement, certified=False))
+    found = fit(request, share=SHARE, place=lambda *_: replace(placement, certified=False))
     assert found.notes == ("Another placement might span fewer racks",)

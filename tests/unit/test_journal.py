@@ -96,14 +96,14 @@ def test_events_and_state_survive_json():
 def test_what_a_job_achieved_is_known_to_planning_whatever_is_restarted(tmp_path):
     scene = running_pair()
     job = scene.state.jobs["gpt-a"]
-    news = list(measurements(job, {2: 4.0e8, 4: 9.0e8, 8: float("nan")}, now=scene.now))
+    news = list(measurements(job, {2: 4.0e8, 4: 9.0e8, 8: float("nan")}, now=scene.now, generation=1))
     assert [(event.num_gpus, event.flops) for event in news] == [(2, 4.0e8), (4, 9.0e8)]
     for event in news:
         scene.tell(event)
     known = scene.state.jobs["gpt-a"]
     assert known.measured == {2: 4.0e8, 4: 9.0e8}
-    assert not list(measurements(known, {2: 4.1e8, 4: 9.0e8}, now=scene.now)), "a few per cent are no news"
-    assert [event.num_gpus for event in measurements(known, {2: 5.0e8}, now=scene.now)] == [2]
+    assert not list(measurements(known, {2: 4.1e8, 4: 9.0e8}, now=scene.now, generation=1)), "a few per cent are no news"
+    assert [event.num_gpus for event in measurements(known, {2: 5.0e8}, now=scene.now, generation=1)] == [2]
 
 
 def test_every_event_has_its_fold():

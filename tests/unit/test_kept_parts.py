@@ -39,7 +39,7 @@ def undisturbed(one_thread) -> dict[str, torch.Tensor]:
 def assert_undisturbed(world: KeptWorld, undisturbed: dict[str, torch.Tensor]) -> None:
     assert check_ledger(world.directory, world.spec) == []
     ends = [memory for memory in world.people.values() if memory.position.iteration == world.spec.train_iters - 1]
-    assert len(ends) == world.spec.replica_gpus
+    assert len(ends) == world.spec.layout(1).replica_size
     for replica in (memory.replica for memory in ends):
         for name, tensor in replica.state().items():
             piece = replica.slices[name]
@@ -61,7 +61,7 @@ def test_a_lost_replica_goes_on_from_the_newest_parts_of_one_iteration(
     assert world.slot == (1, 1)
     told = len(world.said)
     assert world.live(one())
-    began = world.said[told : told + world.spec.replica_gpus]
+    began = world.said[told : told + world.spec.layout(1).replica_size]
     assert {progress.iteration for progress in began} == {2}
     assert {progress.source.partition(" of ")[0] for progress in began} == {"slot"}
     assert_undisturbed(world, undisturbed)

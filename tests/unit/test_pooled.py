@@ -10,7 +10,8 @@ from scenes import Scene
 from unicron_lib.domain.actions import Respond
 from unicron_lib.domain.events import NodeJoined, PlanDecided, RebalanceDue
 from unicron_lib.domain.jobs import JobSpec
-from unicron_lib.domain.plans import Plan
+from unicron_lib.domain.parallel_layouts import ParallelLayout
+from unicron_lib.domain.plans import Layout, Plan
 from unicron_lib.errors import UserError
 from unicron_lib.planning.placement import FREELY, Rules
 from unicron_lib.planning.planner import make_plan
@@ -192,3 +193,18 @@ def test_the_file_is_read(tmp_path: Path) -> None:
     assert (found.pools["spot"].mtbf_gpu_s, found.budget, found.quotas_gpus) == (1.5e6, 100.0, {"lab": 8})
     with pytest.raises(UserError, match="cannot be read"):
         load(tmp_path / "nowhere.yaml")
+
+
+def test_a_job_chooses_its_layout_in_a_pool_and_groups_of_tensor_parallelism_stay_on_a_node() -> None:
+    scene = TwoPools().open()
+    ways = (
+        ParallelLayout(tensor_model_parallel_size=2, throughput_flops={2: 3.0e9}),
+        ParallelLayout(throughput_flops={1: 1.0e9, 2: 2.0e9}),
+    )
+    scene.submit("narrow", min_gpus=1, max_gpus=1, pool="slow", throughput_flops={1: 9.0e9})
+    scene.submit("wide", min_gpus=1, max_gpus=2, pool="slow", throughput_flops={}, parallel_layouts=ways)
+    scene.settle()
+    wide = scene.state.jobs["wide"].assignment
+    assert wide.layout == Layout(tp=2)
+    assert len({slot.node for slot in wide.slots}) == 1
+    assert tables(scene.state.jobs["wide"].spec, {2: 3.0e9}, pools=("slow", "fast"), home="fast") == {"slow": {2: 3.0e9}}

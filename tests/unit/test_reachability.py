@@ -1,7 +1,6 @@
 """Layouts that a job's state can be loaded into (known failure PB38), and that plans keep to them."""
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from unicron_lib.domain.actions import Respond
 from unicron_lib.domain.cluster import ClusterState, Node, NodeStatus
 from unicron_lib.domain.jobs import JobSpec, JobState, JobStatus
+from unicron_lib.domain.parallel_layouts import ParallelLayout
 from unicron_lib.domain.plans import Assignment, Layout, Plan, PlanKind
 from unicron_lib.planning.planner import make_plan
 from unicron_lib.planning.reachability import CheckpointFormat, reachable
@@ -55,14 +55,16 @@ def plan_after_loss(state: ClusterState, formats: dict[str, CheckpointFormat]) -
 
 
 @pytest.fixture
-def tensor_parallel(monkeypatch: pytest.MonkeyPatch) -> ClusterState:
+def tensor_parallel() -> ClusterState:
     """A job of tp=2 dp=2 on two nodes, one of which is lost; on 2 GPUs it would be split into stages instead."""
-    layouts: Callable[[JobSpec, int], Layout] = lambda _, x: SAVED if x == 4 else Layout(tp=1, pp=x)  # noqa: E731
-    monkeypatch.setattr(JobSpec, "layout", layouts)
+    ways = (
+        ParallelLayout(tensor_model_parallel_size=2, throughput_flops={4: 2e9}),
+        ParallelLayout(pipeline_model_parallel_size=2, throughput_flops={2: 1e9}),
+    )
     nodes = [Node(id=f"n{i}", boot="b", address="x", num_gpus=2) for i in range(3)]
     slots = (*nodes[0].slots, *nodes[1].slots)
     job = JobState(
-        spec=JobSpec(job="a", throughput_flops={2: 1e9, 4: 2e9}),
+        spec=JobSpec(job="a", min_gpus=2, parallel_layouts=ways),
         status=JobStatus.RUNNING,
         generation=1,
         assignment=Assignment(job="a", generation=1, layout=SAVED, slots=slots),

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from tasks.transition import first_iteration_s
 from unicron_lib.detection.sections import DEFAULT_LIMITS_S, PACED, Limits, Section
-from unicron_lib.domain.jobs import SECTIONS, JobSpec
+from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.domain.timeout_checks import SECTIONS
 
 
 @pytest.mark.parametrize(

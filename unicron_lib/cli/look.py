@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from unicron_lib.controller.views import JobProgress
     from unicron_lib.domain.cluster import ClusterState, Incident
+    from unicron_lib.domain.jobs import JobState
 
 
 def status(
@@ -125,6 +126,7 @@ def job_rows(state: "ClusterState", live: "dict[str, JobProgress]") -> list[dict
                 "job": name,
                 "status": str(job.status),
                 "gpus": job.gpus,
+                "layout": _layout(job),
                 "nodes": ", ".join(job.assignment.nodes) if job.assignment else "",
                 "iteration": done,
                 "train_iters": None if job.spec.command else job.spec.train_iters,
@@ -138,6 +140,14 @@ def job_rows(state: "ClusterState", live: "dict[str, JobProgress]") -> list[dict
             }
         )
     return rows
+
+
+def _layout(job: "JobState") -> str:
+    """Told where it is not plain: of cut replicas, and where there is a choice."""
+    layout = job.assignment.layout if job.assignment else None
+    if layout is None or (layout.replica_size == 1 and not job.spec.parallel_layouts):
+        return ""
+    return f"{layout.shape} dp={layout.dp}"
 
 
 def incident_rows(state: "ClusterState") -> list[dict[str, Any]]:

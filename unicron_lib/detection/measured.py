@@ -10,9 +10,18 @@ NEWS = 1.1
 """A measurement is journalled when it is that many times what is known."""
 
 
-def measurements(job: JobState, seen: Mapping[int, float], now: float, *, pool: str = "") -> Iterator[ThroughputMeasured]:
-    """Events for sizes (GPUs -> best FLOP/s seen) that are new in `pool`, or clearly faster than the journal knows."""
-    known = job.measured if pool == job.measured_in else {}
+def measurements(
+    job: JobState, seen: Mapping[int, float], now: float, *, generation: int, pool: str = ""
+) -> Iterator[ThroughputMeasured]:
+    """Events for sizes (GPUs -> best FLOP/s seen) that are new in `pool`, or clearly faster than the journal knows.
+
+    They were seen in `generation`: of a job with several layouts, what is not known to be of one of them is left out.
+    """
+    shape = _shape(job, generation)
+    if shape is None:
+        return
+    of_the_shape = job.measured_by_shape.get(shape, {}) if shape else job.measured
+    known = of_the_shape if pool == job.measured_in else {}
     for gpus, flops in seen.items():
         if isfinite(flops) and flops > NEWS * known.get(gpus, 0.0):
             yield ThroughputMeasured(
@@ -23,4 +32,13 @@ def measurements(job: JobState, seen: Mapping[int, float], now: float, *, pool: 
                 num_gpus=gpus,
                 flops=flops,
                 pool=pool,
+                shape=shape,
             )
+
+
+def _shape(job: JobState, generation: int) -> str | None:
+    """How the generation's replicas are cut, "" for a job of one layout; None if nobody knows."""
+    if not job.spec.parallel_layouts:
+        return ""
+    placed = (it for it in (job.pending, job.assignment) if it and it.generation == generation)
+    return next((it.layout.shape for it in placed), None)

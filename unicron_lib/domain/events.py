@@ -227,7 +227,7 @@ def submitted(spec: JobSpec, *, submission: str, at: float) -> JobSubmitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputMeasured:
-    """A job was seen to achieve `flops` FLOP/s on `num_gpus` GPUs, clearly more than known before, in `pool`."""
+    """A job achieved `flops` FLOP/s on `num_gpus` GPUs in `pool`, with replicas of `shape`, clearly more than known before."""
 
     id: str
     at: float
@@ -236,6 +236,7 @@ class ThroughputMeasured:
     num_gpus: int
     flops: float
     pool: str = ""
+    shape: str = ""
     type: Literal["throughput_measured"] = "throughput_measured"
 
 

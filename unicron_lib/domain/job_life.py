@@ -38,8 +38,13 @@ def throughput_measured(state: ClusterState, event: ThroughputMeasured) -> Clust
     job = state.jobs.get(event.job)
     if job is None or job.submission != event.submission:
         return state
-    known = job.measured if event.pool == job.measured_in else {}  # GPUs of another pool are other GPUs
-    return state.with_job(replace(job, measured={**known, event.num_gpus: event.flops}, measured_in=event.pool))
+    if event.pool != job.measured_in:  # GPUs of another pool are other GPUs
+        job = replace(job, measured={}, measured_by_shape={}, measured_in=event.pool)
+    point = {event.num_gpus: event.flops}
+    if not event.shape:
+        return state.with_job(replace(job, measured={**job.measured, **point}))
+    own = {**job.measured_by_shape.get(event.shape, {}), **point}
+    return state.with_job(replace(job, measured_by_shape={**job.measured_by_shape, event.shape: own}))
 
 
 def rebalance_due(state: ClusterState, event: RebalanceDue) -> ClusterState:

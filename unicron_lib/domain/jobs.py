@@ -1,15 +1,17 @@
 """A training job as its owner describes it, and as the cluster sees it."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from math import isfinite
 from typing import ClassVar
 
+from unicron_lib.domain.parallel_layouts import ParallelLayout
 from unicron_lib.domain.plans import Assignment, Layout
 from unicron_lib.domain.replica_checks import replica_checks
 from unicron_lib.domain.skipping import Ranges
+from unicron_lib.domain.timeout_checks import timeout_checks
 
 POSITIVE = (
     *("num_layers", "hidden_size", "num_attention_heads", "seq_length", "vocab_size", "micro_batch_size"),
@@ -20,12 +22,10 @@ FINITE = (
     *("weight", "transition_s", "lr", "min_lr", "weight_decay", "clip_grad", "hidden_dropout", "pace_s", "restart_window_s"),
     *("hang_factor", "hang_patience_s", "distributed_timeout_minutes"),
 )
-SECTIONS = ("setup", "step", "eval", "checkpoint")
-"""Sections of training whose longest silence a job's owner may set."""
 OF_A_COMMAND = ("working_dir", "env", "checkpoint_dir", "repair_tracker")
 OF_THE_TRAINER = (
     *("num_layers", "hidden_size", "num_attention_heads", "seq_length", "vocab_size", "micro_batch_size", "global_batch_size"),
-    *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "parallel_layouts"),
     *("train_iters", "seed", "lr", "min_lr", "lr_warmup_iters", "weight_decay", "clip_grad"),
     *("hidden_dropout", "params_dtype", "data_path"),
     *("save_interval", "save_retain", "memory_interval", "load", "log_interval", "pace_s", "rerun_check_interval"),
@@ -58,7 +58,8 @@ class JobSpec:
     into host memory; 0: never, None: as often as that takes no more than a hundredth of the time. Every
     `rerun_check_interval` iterations, and after the last one, all ranks compute the same micro-batch and compare; 0: never.
 
-    It runs on whole replicas of `tensor_model_parallel_size * pipeline_model_parallel_size` GPUs.
+    It runs on whole replicas of `tensor_model_parallel_size * pipeline_model_parallel_size` GPUs, or in that one of its
+    `parallel_layouts` which is the best on the GPUs that it gets; these may have the `throughput_flops` themselves.
     A job with a `command` is any program that torchrun could start; a first word `python` is the agent's own interpreter. It
     has no keys of our trainer. It runs in `working_dir` ("": a directory of the job's own on each node), with `env` on top of
     the agent's variables. `checkpoint_dir` is where it saves in Megatron-LM's layout, if it does: then its tracker file is
@@ -100,6 +101,7 @@ class JobSpec:
     vocab_size: int = 256
     tensor_model_parallel_size: int = 1
     pipeline_model_parallel_size: int = 1
+    parallel_layouts: tuple[ParallelLayout, ...] = ()
     micro_batch_size: int = 1
     global_batch_size: int = 8
     train_iters: int = 100
@@ -153,7 +155,7 @@ class JobSpec:
                 f"global_batch_size {self.global_batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}",
             ),
             (
-                self.min_gpus > batches * self.replica_gpus and not self.command,
+                self.min_gpus > batches * max(it.replica.num_gpus for it in self._cuts) and not self.command,
                 f"min_gpus {self.min_gpus} leaves ranks without work: a global batch has {batches} micro-batches",
             ),
             (
@@ -165,7 +167,7 @@ class JobSpec:
             *replica_checks(self),
             *self._command_checks(),
             *self._throughput_checks(),
-            *self._timeout_checks(),
+            *timeout_checks(self),
         )
 
     def _command_checks(self) -> tuple[tuple[bool, str], ...]:
@@ -189,14 +191,15 @@ class JobSpec:
 
     def _throughput_checks(self) -> tuple[tuple[bool, str], ...]:
         by_pool = self.throughput_by_pool
-        figures = [pair for table in (self.throughput_flops, *by_pool.values()) for pair in table.items()]
+        by_layout = [it.throughput_flops for it in self.parallel_layouts if it.throughput_flops]
+        figures = [pair for table in (self.throughput_flops, *by_pool.values(), *by_layout) for pair in table.items()]
         return (
             (
                 any(gpus < 1 or not 0 <= flops <= MAX_FLOPS for gpus, flops in figures),
                 "throughput_flops and throughput_by_pool map numbers of GPUs (1 or more) to finite FLOP/s",
             ),
             (
-                bool(self.throughput_flops) and not self.sizes(max(self.throughput_flops, default=0)),
+                bool(self.throughput_flops or by_layout) and not self.sizes(max(gpus for gpus, _ in figures)),
                 "throughput_flops has no size that min_gpus, max_gpus and the global batch allow",
             ),
             (
@@ -211,51 +214,42 @@ class JobSpec:
                 bool(by_pool and self.throughput_flops),
                 "throughput_flops and throughput_by_pool are both given: keep one of them",
             ),
+            (
+                bool(by_layout and (by_pool or self.throughput_flops)),
+                "parallel_layouts have throughput_flops of their own, and so has the job: keep one of them",
+            ),
         )
-
-    def _timeout_checks(self) -> tuple[tuple[bool, str], ...]:
-        """An outer limit that ends first would cut off what an inner one is going to heal."""
-        collective_s = 60.0 * self.distributed_timeout_minutes
-        unknown = sorted(set(self.section_timeouts_s) - set(SECTIONS))
-        wrong = sorted(key for key, limit_s in self.section_timeouts_s.items() if not (isfinite(limit_s) and limit_s > 0))
-        too_long = [f"{key}, {limit_s:g} s" for key, limit_s in self.section_timeouts_s.items() if limit_s >= collective_s]
-        rule = (
-            f"must be less than distributed_timeout_minutes, {self.distributed_timeout_minutes:g} minutes: "
-            "else who waits for that rank gives up before it is found to hang"
-        )
-        return (
-            (not self.hang_factor > 1, f"hang_factor is {self.hang_factor:g}, it must be greater than 1"),
-            (self.hang_patience_s < 0, "hang_patience_s must not be negative"),
-            (bool(unknown), f"section_timeouts_s has {', '.join(unknown)}; the sections are {', '.join(SECTIONS)}"),
-            (bool(wrong), f"section_timeouts_s of {', '.join(wrong)} must be a finite number greater than 0"),
-            (bool(too_long), f"section_timeouts_s of {', '.join(too_long)}, {rule}"),
-            (self.hang_patience_s >= collective_s, f"hang_patience_s, {self.hang_patience_s:g} s, {rule}"),
-        )
-
-    @property
-    def replica_gpus(self) -> int:
-        """GPUs of one replica of the model."""
-        return max(1, self.tensor_model_parallel_size * self.pipeline_model_parallel_size)
 
     @property
     def num_micro_batches(self) -> int:
         """Micro-batches of one iteration, over all ranks."""
-        return self.global_batch_size // self.micro_batch_size
+        return self.global_batch_size // max(1, self.micro_batch_size)
 
     def sizes(self, num_gpus: int) -> tuple[int, ...]:
         """The numbers of GPUs, up to `num_gpus`, on which the job can run."""
-        most = min(num_gpus, self._most(num_gpus))
-        offered = self.throughput_flops or range(self.min_gpus, most + 1)
-        return tuple(x for x in sorted(offered) if self.min_gpus <= x <= most and x % self.replica_gpus == 0)
+        tables = [self.throughput_flops, *(it.throughput_flops for it in self.parallel_layouts)]
+        cuts, most = self._cuts, min(num_gpus, self.max_gpus or num_gpus)
+        offered = {size for table in tables for size in table} or range(self.min_gpus, most + 1)
+        return tuple(x for x in sorted(offered) if self.min_gpus <= x <= most and any(self._in(cuts, x)))
 
     def admits(self, num_gpus: int) -> bool:
         """Whether the job's own limits allow that many GPUs."""
-        return self.min_gpus <= num_gpus <= self._most(num_gpus) and num_gpus % self.replica_gpus == 0
+        return self.min_gpus <= num_gpus <= (self.max_gpus or num_gpus) and any(self._in(self._cuts, num_gpus))
 
-    def _most(self, num_gpus: int) -> int:
-        """The most GPUs that it can use, `num_gpus` if nothing limits it. How a command shares its batch is its own affair."""
-        most = self.max_gpus or num_gpus
-        return most if self.command else min(most, self.num_micro_batches * self.replica_gpus)
+    def layouts(self, num_gpus: int) -> tuple[Layout, ...]:
+        """The layouts in which it may run on `num_gpus` GPUs, in its owner's order."""
+        return tuple(it for it in self._in(self._cuts, num_gpus) if it)
+
+    def _in(self, cuts: tuple[ParallelLayout, ...], num_gpus: int) -> Iterator[Layout | None]:
+        """Every replica has a micro-batch; how a command shares its batch is its own affair."""
+        most = None if self.command else self.num_micro_batches
+        return (it.on(num_gpus, max_replicas=most) for it in cuts)
+
+    @property
+    def _cuts(self) -> tuple[ParallelLayout, ...]:
+        tp, pp = max(1, self.tensor_model_parallel_size), max(1, self.pipeline_model_parallel_size)
+        fixed = ParallelLayout(tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp)
+        return self.parallel_layouts or (fixed,)
 
     @property
     def guards_loss(self) -> bool:
@@ -263,9 +257,9 @@ class JobSpec:
         return self.loss_guard and not self.command
 
     def layout(self, num_gpus: int) -> Layout:
-        """The parallel layout on `num_gpus` GPUs, at least one replica."""
-        tp, pp = self.tensor_model_parallel_size, self.pipeline_model_parallel_size
-        return Layout(tp=tp, pp=pp, dp=max(1, num_gpus // self.replica_gpus))
+        """The parallel layout on `num_gpus` GPUs if nothing else tells: at least one replica, of several layouts the most."""
+        first = self._cuts[0].replica
+        return max(self.layouts(num_gpus), key=lambda it: it.dp, default=replace(first, dp=max(1, num_gpus // first.num_gpus)))
 
 
 DEFAULTS: Mapping[str, object] = {
@@ -296,11 +290,12 @@ class JobState:
     `iteration` is the last one that the journal knows of, `failed_at` the one at which the job last failed, and
     `stuck_restarts` counts the failures since then that came without a new iteration. `failed_times` are those of the
     answers to failures of the job's own within its `restart_window_s`. `restored` tells whether this submission has been
-    launched, `measured` holds its own FLOP/s by number of GPUs in the pool `measured_in`, `stragglers` what slows its
-    present generation down: the rank (or "job"), and the evidence. `skipped` are the batches that are left out because of what
-    they did to the loss, `rolled_back_to` is the last iteration that the next start may go on from (None: any), and
-    `loss_spike` tells of a spike of the loss that may still pass. `done_ranks` are the pairs (generation, rank) of a command's
-    ranks that have ended well. `begins_with` is the first generation of this submission: what older ones do is not its own.
+    launched, `measured` holds its own FLOP/s by number of GPUs in the pool `measured_in`, `measured_by_shape` does so by the
+    shape of a replica if the job may have several, `stragglers` what slows its present generation down: the rank (or "job"),
+    and the evidence. `skipped` are the batches that are left out because of what they did to the loss, `rolled_back_to` is the
+    last iteration that the next start may go on from (None: any), and `loss_spike` tells of a spike of the loss that may still
+    pass. `done_ranks` are the pairs (generation, rank) of a command's ranks that have ended well. `begins_with` is the first
+    generation of this submission: what older ones do is not its own.
     """
 
     spec: JobSpec
@@ -315,6 +310,7 @@ class JobState:
     failed_times: tuple[float, ...] = ()
     restored: bool = False
     measured: Mapping[int, float] = field(default_factory=dict)
+    measured_by_shape: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     measured_in: str = ""
     stragglers: Mapping[str, str] = field(default_factory=dict)
     skipped: Ranges = ()

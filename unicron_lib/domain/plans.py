@@ -36,6 +36,11 @@ class Layout:
         """Ranks of one replica."""
         return self.tp * self.pp
 
+    @property
+    def shape(self) -> str:
+        """How a replica is cut, as people and the journal are told it."""
+        return f"tp={self.tp} pp={self.pp}"
+
     def place(self, rank: int) -> Place:
         """Where a rank is."""
         replica, part = divmod(rank, self.replica_size)

@@ -8,7 +8,10 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
+Size = TypeVar("Size")
+"""A number of GPUs, or a layout on so many."""
 LARGEST = 709.0
 """The logarithm of about the largest float."""
 
@@ -35,8 +38,8 @@ class Scaling:
         return math.exp(y0 + (at - x0) * (y1 - y0) / (x1 - x0))
 
 
-def calibrated(modelled: Callable[[int], float], measured: Mapping[int, float]) -> Scaling:
-    """The scaling of `modelled` (GPUs to FLOP/s) through the `measured` points.
+def calibrated(modelled: Callable[[Size], float], measured: Mapping[Size, float]) -> Scaling:
+    """The scaling of `modelled` (GPUs, or layouts, to FLOP/s) through the `measured` points.
 
     Sizes that were measured or modelled at 0 are left out. Where the measurements contradict the model's order of sizes,
     neighbours share their geometric mean (pool adjacent violators): the nearest monotone scaling in the logarithm.

@@ -12,7 +12,7 @@ import numpy as np
 
 from unicron_lib.errors import UserError
 from unicron_lib.planning import knapsack
-from unicron_lib.planning.knapsack import Options
+from unicron_lib.planning.knapsack import Floats, Integers, Options
 from unicron_lib.planning.waf import Demand, cost
 
 FINEST_GAIN = 1e9
@@ -33,7 +33,7 @@ def largest(demand: Demand, *, num_gpus: int, expected_s: float) -> float:
     """The greatest FLOP of the job's earnings and costs on up to `num_gpus` GPUs; 0.0 if it can earn nothing."""
     fitting = [flops for size, flops in demand.throughput_flops.items() if size <= num_gpus]
     # a job without a transition has no cost on any size
-    costs = (cost(demand, size) for size in (demand.current_gpus, demand.current_gpus + 1))
+    costs = (cost(demand, size) for size in (demand.current_gpus, demand.current_gpus + 1, *demand.relayout_s))
     return max(demand.weight * max(fitting, default=0.0) * expected_s, *costs)
 
 
@@ -55,8 +55,16 @@ def options(demand: Demand, *, num_gpus: int, expected_s: float, scale: Scale) -
     # the order of the products is that of waf.earnings, or equal jobs would round differently
     earned = np.rint(demand.weight * flops * expected_s / scale.unit)
     stays = counts == demand.current_gpus
-    staying, moving = (np.rint(cost(demand, demand.current_gpus + more) / scale.unit) for more in (0, 1))
-    gains = (earned - np.where(stays, staying, moving)).astype(np.int64)
+    gains = (earned - _costs(demand, counts, scale)).astype(np.int64)
     # one job more that stays outweighs any number of GPUs saved; no tie-break outweighs one unit of gain
     values = gains * scale.ties + stays * (num_gpus + 1) - counts
     return knapsack.undominated(Options(counts=counts, gains=gains, values=values))
+
+
+def _costs(demand: Demand, counts: Integers, scale: Scale) -> Floats:
+    """What each size costs, in units of gain: nearly always the same for all to which the job moves."""
+    if demand.relayout_s:
+        return np.array([np.rint(cost(demand, int(count)) / scale.unit) for count in counts], dtype=np.float64)
+    staying, moving = (np.rint(cost(demand, demand.current_gpus + more) / scale.unit) for more in (0, 1))
+    two: Floats = np.where(counts == demand.current_gpus, staying, moving)
+    return two

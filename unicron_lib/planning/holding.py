@@ -6,7 +6,7 @@ from unicron_lib.domain.cluster import ClusterState, Incident, PlanState
 from unicron_lib.domain.events import Scalar
 from unicron_lib.domain.failures import ErrorKind
 from unicron_lib.domain.jobs import JobState
-from unicron_lib.domain.plans import Assignment, Hold, Plan, Slot, StepKind
+from unicron_lib.domain.plans import Assignment, Hold, Layout, Plan, Slot, StepKind
 
 MOST_IN_VAIN = 2
 """After so many failures in a row without a new iteration, a job's processes are worth nothing: it starts with new ones."""
@@ -21,7 +21,8 @@ def hold_of(
     """How the ranks of `job`, as it is before the plan, live on in `assignment`; None if none of them does.
 
     They do on the GPUs that it keeps, on nodes that are `reachable`, unless their state is not to be gone on from (the job goes
-    back, or this submission has not begun), or an attempt with them has failed; a command of the user's knows nothing of it.
+    back, or this submission has not begun) or is cut otherwise than in `assignment`, or an attempt with them has failed; a
+    command of the user's knows nothing of it.
     """
     name = job.spec.job
     if assignment is None or job.spec.command or not job.restored or job.rolled_back_to is not None or name in plan.rewinds:
@@ -29,22 +30,24 @@ def hold_of(
     incidents = [state.incidents[it] for it in plan.incidents]
     if job.stuck_restarts >= MOST_IN_VAIN or _has_failed_before(state, incidents, name):
         return None
-    kept = tuple(sorted(slot for slot in _lived_on(state, name).intersection(assignment.slots) if slot.node in reachable))
-    if not kept:
+    lived = _lived_in(state, name)
+    slots = {slot for it in lived for slot in it.slots}
+    kept = tuple(sorted(slot for slot in slots.intersection(assignment.slots) if slot.node in reachable))
+    if not kept or any(it.layout.shape != assignment.layout.shape for it in lived):
         return None
     is_faulted = any(it.is_failure and name in it.jobs for it in incidents)
     return Hold(kept=kept, abort=is_faulted, condemned=_hung(incidents, job))
 
 
-def _lived_on(state: ClusterState, name: str) -> set[Slot]:
-    """GPUs on which ranks of the job may live: those of the last plan that was carried out to its end, and of all since."""
-    slots: set[Slot] = set()
+def _lived_in(state: ClusterState, name: str) -> list[Assignment]:
+    """Where ranks of the job may live: as in the last plan that was carried out to its end, and in all since."""
+    found: list[Assignment] = []
     for it in reversed(list(state.plans.values())):
         if own := it.plan.assignment_of(name):
-            slots.update(own.slots)
+            found.append(own)
         if it.finished_at is not None and _moves(it, name):
             break
-    return slots
+    return found
 
 
 def _moves(it: PlanState, name: str) -> bool:
@@ -109,6 +112,19 @@ def whole_replicas(ranks: Iterable[Told], replica_size: int) -> list[tuple[Told,
         if all(alike[key])
         for number in range(max(map(len, alike[key])))
     ]
+
+
+def savers(ranks: Collection[Told], layouts: Mapping[int, Layout]) -> list[tuple[Told, ...]]:
+    """`whole_replicas` of ranks of several generations, by the layouts of these; one that nobody knows has no parts."""
+    generations = sorted({int(rank["generation"] or 0) for rank in ranks}, reverse=True)
+    found = [
+        group
+        for generation in generations
+        for group in whole_replicas(
+            [rank for rank in ranks if rank["generation"] == generation], layouts.get(generation, Layout()).replica_size
+        )
+    ]
+    return sorted(found, key=lambda group: -iteration_of(group[0]))
 
 
 def _furthest(ranks: Collection[Told], replica_size: int) -> int:

@@ -143,7 +143,8 @@ def key_of(request: Request) -> Key:
 
 def _key_of_demand(demand: Demand) -> Key:
     figures = (demand.weight, demand.current_gpus, demand.current_flops, demand.transition_s)
-    return demand.job, *figures, demand.faulted, demand.must_run, tuple(demand.throughput_flops.items())
+    tables = (tuple(demand.throughput_flops.items()), tuple(demand.relayout_s.items()))
+    return demand.job, *figures, demand.faulted, demand.must_run, *tables
 
 
 class Families:

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 from unicron_lib.domain.actions import Respond
 from unicron_lib.domain.cluster import ClusterState
 from unicron_lib.domain.jobs import JobState
-from unicron_lib.domain.plans import Assignment, Plan, PlanKind, Slot, content_id
+from unicron_lib.domain.plans import Assignment, Layout, Plan, PlanKind, Slot, content_id
 from unicron_lib.errors import InfeasibleError
 from unicron_lib.planning import (
     alternatives,
@@ -24,20 +25,22 @@ from unicron_lib.planning.placement import FREELY, Rules
 from unicron_lib.planning.pool_rules import ALIKE, PoolRules
 from unicron_lib.planning.pools import Market
 from unicron_lib.planning.reachability import CheckpointFormat
-from unicron_lib.planning.scene import ANY_LAYOUT, Scene, current_slots, is_moving, newest_assignment
+from unicron_lib.planning.scene import ANY_LAYOUT, Measured, Scene, current_slots, is_moving, layout_now, newest_assignment
 from unicron_lib.planning.seating import seat
 from unicron_lib.planning.transition_cost import DEFAULT, Bandwidths
 from unicron_lib.planning.waf import Demand
 
 IN_PLACE = "in place"
 """The method of a plan that needed no allocation."""
+NOTHING_MEASURED: Mapping[str, Measured] = MappingProxyType({})
 
 
 def make_plan(  # noqa: PLR0913 a plan has many sides
     state: ClusterState,
     respond: Respond,
     *,
-    measured: Mapping[str, Mapping[int, float]],
+    measured: Measured,
+    measured_by_shape: Mapping[str, Measured] = NOTHING_MEASURED,
     mtbf_gpu_s: float,
     granularity_gpus: int | None = None,
     spare_gpus: int = 0,
@@ -52,8 +55,9 @@ def make_plan(  # noqa: PLR0913 a plan has many sides
 ) -> Plan:
     """The plan that `respond` asks for.
 
-    `measured` holds FLOP/s by job and number of GPUs, for jobs without a table of their own. `mtbf_gpu_s` is what is
-    believed before anything has failed; what the cluster has seen corrects it. `spare_gpus` are kept for the next loss,
+    `measured` holds FLOP/s by job and number of GPUs, for jobs without a table of their own, `measured_by_shape` by job, shape
+    of a replica and number of GPUs for those with a choice of layouts. `mtbf_gpu_s` is what is believed before anything has
+    failed; what the cluster has seen corrects it. `spare_gpus` are kept for the next loss,
     as long as no job that must run needs them. With an `outlook` the plan for a node loss has alternatives. With several
     pools, whose prices and limits `pool_rules` has, jobs change pools only if nothing is broken; spares and alternatives
     are for clusters of one pool.
@@ -66,8 +70,16 @@ def make_plan(  # noqa: PLR0913 a plan has many sides
         plan = _in_place(state, respond)
         if plan is not None:
             return plan
-    scene = Scene(state=state, respond=respond, rules=rules, checkpoint_formats=checkpoint_formats, bandwidths=bandwidths)
-    demands = scene.demands(measured, granularity_gpus or 1)
+    scene = Scene(
+        state=state,
+        respond=respond,
+        measured=measured,
+        measured_by_shape=measured_by_shape,
+        rules=rules,
+        checkpoint_formats=checkpoint_formats,
+        bandwidths=bandwidths,
+    )
+    demands = scene.demands(granularity_gpus or 1)
     seen = failure_rate.observed_mtbf_gpu_s(state, prior_mtbf_gpu_s=mtbf_gpu_s, planning=respond.incidents)
     observed = failure_rate.rounded(seen, prior_mtbf_gpu_s=mtbf_gpu_s)
     request = Request(demands=demands, num_gpus=scene.num_gpus, mtbf_gpu_s=observed)
@@ -77,7 +89,8 @@ def make_plan(  # noqa: PLR0913 a plan has many sides
         market = pooled.market_of(offers, scene.nodes, home=scene.home, rules=pool_rules, mtbf_gpu_s=observed)
         ask = partial(scene.share_pools, time_limit_s=time_limit_s, timer=timer)
         return _reallocation(scene, _unless_infeasible(market, ask), demands)
-    share = partial(fit, share=solve or partial(allocate, timer=timer, time_limit_s=time_limit_s), place=scene.place)
+    solve = solve or partial(allocate, timer=timer, time_limit_s=time_limit_s)
+    share = partial(fit, share=solve, place=scene.place, layouts=scene.layouts)
     fitted, held = _fitted(request, wished, share)
     plan = _reallocation(replace(scene, held_gpus=held), fitted, demands)
     lost = scene.just_lost
@@ -119,7 +132,7 @@ def _reallocation(scene: Scene, fitted: Fitted, demands: tuple[Demand, ...]) -> 
     jobs, allocation, placed = scene.jobs, fitted.allocation, fitted.placement.slots
     current = {name: current_slots(job) for name, job in jobs.items()}
     assignments = tuple(
-        _next_generation(jobs[name], slots)
+        _next_generation(jobs[name], slots, scene.layout_of(name, len(slots), fitted.layouts))
         for name, slots in placed.items()
         if slots and (name in scene.touched or slots != current[name])
     )
@@ -128,7 +141,8 @@ def _reallocation(scene: Scene, fitted: Fitted, demands: tuple[Demand, ...]) -> 
     ended = {name for name, job in scene.state.jobs.items() if name not in jobs and name not in kept and job.nodes}
     freed = sorted(ended)
     again = sorted(a.job for a in assignments if a.num_gpus == len(current[a.job]))
-    notes: tuple[str, ...] = (f"Starts again at the same size: {', '.join(again)}",) if again else ()
+    notes = tuple(fitted.layouts.told(it.job, it.num_gpus, layout_now(jobs[it.job])) for it in assignments)
+    notes += (f"Starts again at the same size: {', '.join(again)}",) if again else ()
     notes += (f"GPUs are taken from jobs that have ended: {', '.join(freed)}",) if freed else ()
     notes += (f"{', '.join(kept)} stays as it is, with a node that is silent",) if kept else ()
     plan = Plan(
@@ -163,7 +177,7 @@ def _in_place(state: ClusterState, respond: Respond) -> Plan | None:
     again = {name: current_slots(job) for name, job in wanted.items() if name in respond.faulted or is_moving(job)}
     if any(slot.node not in healthy for slots in again.values() for slot in slots):
         return None
-    assignments = tuple(_next_generation(wanted[name], slots) for name, slots in again.items() if slots)
+    assignments = tuple(_again(wanted[name], slots) for name, slots in again.items() if slots)
     emptied = {name for name in again if is_moving(wanted[name]) and not again[name]}
     stopped = {name for name in respond.stop if name in state.jobs and state.jobs[name].nodes}
     paused = tuple(sorted(emptied))
@@ -186,8 +200,11 @@ def _in_place(state: ClusterState, respond: Respond) -> Plan | None:
     return _completed(state, plan, freed=sorted(stopped))
 
 
-def _next_generation(job: JobState, slots: tuple[Slot, ...]) -> Assignment:
-    layout = job.spec.layout(len(slots))
+def _again(job: JobState, slots: tuple[Slot, ...]) -> Assignment:
+    return _next_generation(job, slots, layout_now(job) or job.spec.layout(len(slots)))
+
+
+def _next_generation(job: JobState, slots: tuple[Slot, ...], layout: Layout) -> Assignment:
     seated = seat(slots, layout, newest_assignment(job) or job.assignment)
     return Assignment(job=job.spec.job, generation=job.generation + 1, layout=layout, slots=seated)
 

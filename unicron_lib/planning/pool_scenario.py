@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from unicron_lib.errors import UserError
-from unicron_lib.planning import pools, rebalancing
+from unicron_lib.planning import pools, rebalancing, scenario_text
 from unicron_lib.planning.pools import Market, Offer, Pool, PoolPlan
-from unicron_lib.planning.scenario import NotNegative, Positive, sentence
+from unicron_lib.planning.scenario import NotNegative, Positive
 from unicron_lib.planning.waf import Demand
 
 Count = Annotated[int, Field(ge=0)]
@@ -63,7 +63,7 @@ def parse(document: Mapping[Any, Any]) -> PoolScenario:
     try:
         scenario = PoolScenario.model_validate(document)
     except ValidationError as error:
-        raise UserError(sentence(error, document)) from None
+        raise UserError(scenario_text.sentence(error, document)) from None
     for name, pool in scenario.pools.items():
         if pool.lost_nodes > pool.num_nodes:
             raise UserError(f"pool {name}: lost_nodes is {pool.lost_nodes}, it has only num_nodes: {pool.num_nodes}")

@@ -37,19 +37,21 @@ def share(
     current: Mapping[str, Slots],
     *,
     places: Rules,
+    groups: Callable[[Mapping[str, int]], Mapping[str, int]],
     may_move: bool,
     time_limit_s: float,
     timer: Callable[[], float],
 ) -> Fitted:
     """Allocation and placement on `nodes`; jobs hold the GPUs `current` and, with `may_move`, change pools where that pays.
 
-    A job that has no place in its pool waits. Raises NotEnoughGpus or InfeasibleError if the jobs that must run do not fit.
+    `groups` gives the GPUs of a job's tensor-parallel group, by job, for an allocation. A job that has no place in its pool
+    waits. Raises NotEnoughGpus or InfeasibleError if the jobs that must run do not fit.
     """
     if may_move:
         plan = rebalancing.rebalance(market, timer=timer, time_limit_s=time_limit_s)
     else:
         plan = pools.recover(market, timer=timer)
-    placed, homeless = _placed(plan, nodes, current, places)
+    placed, homeless = _placed(plan, nodes, current, replace(places, group_gpus=groups(plan.gpus)))
     notes = (*plan.notes, *_moves(market, plan), *_costs(market, plan), *homeless)
     return Fitted(allocation=_allocation(plan, placed, complete=not homeless), placement=placed, notes=notes)
 
@@ -68,7 +70,7 @@ def tables(spec: JobSpec, known: Mapping[int, float], *, pools: Collection[str],
     if spec.throughput_by_pool:
         given = {name: spec.throughput_by_pool[name] for name in allowed if name in spec.throughput_by_pool}
         return {name: {x: t for x, t in sorted(table.items()) if spec.admits(x)} for name, table in given.items()}
-    if spec.throughput_flops or home is None:
+    if spec.throughput_flops or home is None or any(it.throughput_flops for it in spec.parallel_layouts):
         return dict.fromkeys(allowed, known)
     return {name: known for name in allowed if name == home}
 

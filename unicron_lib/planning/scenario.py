@@ -8,11 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
+from unicron_lib.domain.parallel_layouts import ParallelLayout
 from unicron_lib.domain.plans import Layout
 from unicron_lib.errors import UserError
-from unicron_lib.planning import explain, scenario_model, scenario_outlook, scenario_placement, scenario_text
+from unicron_lib.planning import explain, scenario_layouts, scenario_model, scenario_outlook, scenario_placement, scenario_text
 from unicron_lib.planning.allocation import Allocation, Request, allocate
 from unicron_lib.planning.fitting import Fitted
+from unicron_lib.planning.layout_choice import Choice
 from unicron_lib.planning.waf import Demand
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -47,12 +49,14 @@ class Job(_Keys):
     """A job of the scenario; `transition_s` may be left out if the job does not run.
 
     With a `model`, `throughput_flops` is what was measured, if anything: it calibrates the model, which gives the rest.
+    `parallel_layouts` are those among which it may choose, maybe with tables of their own; without any, a model has them all.
     `transition_s_from` is what moving costs by where the state comes from; for `state_from` it goes before `transition_s`.
     """
 
     job: Annotated[str, Field(min_length=1)]
     throughput_flops: Mapping[Annotated[int, Field(ge=1)], NotNegative] = Field(default_factory=dict)
     model: scenario_model.GptModel | None = None
+    parallel_layouts: tuple[ParallelLayout, ...] = ()
     weight: Positive = 1.0
     current_gpus: Count = 0
     faulted: bool = False
@@ -114,7 +118,7 @@ def parse(document: object) -> Scenario:
     try:
         scenario = Scenario.model_validate(document)
     except ValidationError as error:
-        raise UserError(sentence(error, document)) from None
+        raise UserError(scenario_text.sentence(error, document)) from None
     _check_capacity(scenario)
     _check_nodes(scenario)
     for job in scenario.jobs:
@@ -199,26 +203,55 @@ def demands_of(scenario: Scenario) -> tuple[Demand, ...]:
 
 def flops_of(scenario: Scenario, job: Job) -> Mapping[int, float]:
     """T(t, x): the table of the job, or what its model gives on the sizes that the cluster has room for."""
-    if job.model is None:
+    if job.model is None and not job.parallel_layouts:
         return job.throughput_flops
     offered = range(scenario.step, min(scenario.total_gpus, job.max_gpus or scenario.total_gpus) + 1, scenario.step)
     sizes = {*offered, *([job.current_gpus] if job.current_gpus else [])}
     cluster = scenario.cluster
+    if chosen := _choice(scenario, job):
+        return {size: chosen.flops(size) for size in sorted(sizes) if chosen.allowed(size)}
+    assert job.model is not None
     return scenario_model.table(
         job.model, gpu=cluster.gpu, gpus_per_node=cluster.gpus_per_node, sizes=sizes, measured=job.throughput_flops
     )
 
 
 def layouts_of(scenario: Scenario, gpus: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """The best layout of each job on its GPUs; data parallelism only for a job without a model."""
-    models, cluster = {job.job: job.model for job in scenario.jobs}, scenario.cluster
+    """The best layout of each job on its GPUs; data parallelism only for a job without a model or layouts of its own."""
     found: dict[str, dict[str, int]] = {}
-    for job, num_gpus in gpus.items():
-        model, layout = models[job], Layout(dp=num_gpus)
-        if model:
-            layout = scenario_model.layout(model, num_gpus, gpu=cluster.gpu, gpus_per_node=cluster.gpus_per_node)
-        found[job] = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp}
+    for job in scenario.jobs:
+        if num_gpus := gpus.get(job.job, 0):
+            layout = _layout(scenario, job, num_gpus)
+            found[job.job] = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp}
     return found
+
+
+def _layout(scenario: Scenario, job: Job, num_gpus: int) -> Layout:
+    cluster = scenario.cluster
+    if chosen := _choice(scenario, job):
+        return next((it.layout for it in chosen.ranked(num_gpus)), Layout(dp=num_gpus))
+    if job.model is None:
+        return Layout(dp=num_gpus)
+    return scenario_model.layout(job.model, num_gpus, gpu=cluster.gpu, gpus_per_node=cluster.gpus_per_node)
+
+
+def _choice(scenario: Scenario, job: Job) -> Choice | None:
+    """What a job that names its layouts chooses from."""
+    if not job.parallel_layouts:
+        return None
+    device = scenario_model.device(scenario.cluster.gpu, scenario.cluster.gpus_per_node)
+    model = job.model.described() if job.model else None
+    return scenario_layouts.choice(job.parallel_layouts, job.throughput_flops, model=model, device=device)
+
+
+def _layout_notes(scenario: Scenario, gpus: Mapping[str, int]) -> tuple[str, ...]:
+    """Why jobs with a choice have their layouts."""
+    choices = ((job, chosen) for job in scenario.jobs if gpus[job.job] and (chosen := _choice(scenario, job)))
+    named = (scenario_layouts.layouts(it.job, gpus[it.job], chosen).told(it.job, gpus[it.job], None) for it, chosen in choices)
+    free = sorted(job.job for job in scenario.jobs if gpus[job.job] and job.model and not job.parallel_layouts)
+    best = {name: "tp={tp} pp={pp} dp={dp}".format(**layout) for name, layout in layouts_of(scenario, gpus).items()}
+    shown = (f"{name} runs in {best[name]}: the fastest by the model of all that fit on {gpus[name]} GPUs" for name in free)
+    return (*named, *shown)
 
 
 def _reason(scenario: Scenario, allocation: Allocation, demands: tuple[Demand, ...], notes: tuple[str, ...]) -> str:
@@ -234,7 +267,7 @@ def _reason(scenario: Scenario, allocation: Allocation, demands: tuple[Demand, .
         cause=cause,
         num_gpus=scenario.num_gpus,
         total_gpus=scenario.total_gpus,
-        notes=(*notes, *((note,) if unknown else ())),
+        notes=(*notes, *((note,) if unknown else ()), *_layout_notes(scenario, allocation.gpus)),
     )
 
 
@@ -281,6 +314,11 @@ def _check_job(job: Job) -> None:
     at = f"job {job.job}:"
     if job.max_gpus is not None and job.min_gpus > job.max_gpus:
         raise UserError(f"{at} min_gpus {job.min_gpus} is greater than max_gpus {job.max_gpus}")
+    tables = [it.throughput_flops for it in job.parallel_layouts if it.throughput_flops]
+    if tables and (len(tables) < len(job.parallel_layouts) or job.model or job.throughput_flops):
+        raise UserError(f"{at} give throughput_flops to all of parallel_layouts, and no model or table to the job, or to none")
+    if tables:
+        return
     if "throughput_flops" not in job.model_fields_set and not job.model:
         raise UserError(f"{at} the key throughput_flops is missing, and so is model, which could stand for it")
     if not job.throughput_flops and not job.model:
@@ -302,26 +340,3 @@ def _check_model(scenario: Scenario, job: Job) -> None:
         most = min(scenario.total_gpus, job.max_gpus or scenario.total_gpus)
         sizes = f"{job.min_gpus} to {most} GPUs in steps of {scenario.step}"
         raise UserError(f"job {job.job}: its model fits on none of {sizes} ({scenario.cluster.gpu}): allow it more GPUs")
-
-
-def sentence(error: ValidationError, document: Mapping[Any, Any]) -> str:
-    """The first finding of pydantic as `job gpt-a: weight is -1: input should be greater than 0`."""
-    found = error.errors()[0]
-    where = [str(part) for part in found["loc"] if not str(part).startswith("[")]
-    subject = ""
-    if len(where) > 1 and where[0] == "jobs":
-        subject, where = f"job {_name(document, int(where[1]))}: ", where[2:]
-    key = " of ".join(reversed(where)) or "the job"
-    if found["type"] == "missing":
-        return f"{subject}the key {key} is missing"
-    if found["type"] == "extra_forbidden":
-        return f"{subject}the key {key} is unknown, remove it or correct its spelling"
-    value = found["input"]
-    shown = "" if isinstance(value, (dict, list)) else f" is {value!r}"
-    return f"{subject}{key}{shown}: {found['msg'][0].lower()}{found['msg'][1:]}"
-
-
-def _name(document: Mapping[Any, Any], index: int) -> str:
-    job = document["jobs"][index]
-    name = job.get("job") if isinstance(job, Mapping) else None
-    return str(name) if name else f"number {index + 1}"

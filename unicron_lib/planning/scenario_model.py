@@ -39,7 +39,7 @@ class GptModel(BaseModel):
 def table(model: GptModel, *, gpu: Gpu, gpus_per_node: int, sizes: set[int], measured: Mapping[int, float]) -> dict[int, float]:
     """T(t, x) of those `sizes` on which the model fits into memory, calibrated by what was `measured`."""
     most = max(sizes, default=0)
-    found = best_layouts(model.described(), _device(gpu, gpus_per_node), at_most=max((most, *measured)))
+    found = best_layouts(model.described(), device(gpu, gpus_per_node), at_most=max((most, *measured)))
     scaling = calibrated(lambda size: found[size].flops if size in found else 0.0, measured)
     known = {size: scaling(best.flops) for size, best in found.items() if size in sizes}
     return dict(sorted({**known, **{size: flops for size, flops in measured.items() if size in sizes}}.items()))
@@ -47,9 +47,10 @@ def table(model: GptModel, *, gpu: Gpu, gpus_per_node: int, sizes: set[int], mea
 
 def layout(model: GptModel, num_gpus: int, *, gpu: Gpu, gpus_per_node: int) -> Layout:
     """The fastest layout on `num_gpus` GPUs; of data parallelism only for a size that was measured but does not fit."""
-    found = best_layouts(model.described(), _device(gpu, gpus_per_node), at_most=num_gpus)
+    found = best_layouts(model.described(), device(gpu, gpus_per_node), at_most=num_gpus)
     return found[num_gpus].layout if num_gpus in found else Layout(dp=num_gpus)
 
 
-def _device(gpu: Gpu, gpus_per_node: int) -> Device:
+def device(gpu: Gpu, gpus_per_node: int) -> Device:
+    """What jobs that are described by their model are reckoned on."""
     return replace(DEVICES[gpu], gpus_per_node=gpus_per_node)

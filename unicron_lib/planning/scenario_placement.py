@@ -9,6 +9,7 @@ from unicron_lib.domain.plans import Slot
 from unicron_lib.planning import placement
 from unicron_lib.planning.allocation import Allocation, Request
 from unicron_lib.planning.fitting import Fitted, fit
+from unicron_lib.planning.layout_choice import Layouts
 from unicron_lib.planning.placement import Placement, Rules
 
 OnNode = tuple[str, ...] | Mapping[str, int]
@@ -39,7 +40,7 @@ def fitted(
     made = [Node(id=name, boot="", address="", num_gpus=gpus_per_node) for name in (*nodes, *empty)]
     current = _slots(nodes)
 
-    def place(gpus: Mapping[str, int]) -> Placement:
+    def place(gpus: Mapping[str, int], _: Layouts) -> Placement:
         rules = Rules(max_jobs_per_node=max_jobs_per_node, group_gpus=groups(gpus))
         return placement.arrange(gpus, current, made, rules)
 

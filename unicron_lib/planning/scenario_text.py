@@ -2,10 +2,12 @@
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from unicron_lib.errors import UserError
 
@@ -45,3 +47,26 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
         _without_doubles([(str(self.construct_object(key, deep=True)), None) for key, _ in node.value])
         return super().construct_mapping(node, deep)
+
+
+def sentence(error: ValidationError, document: Mapping[Any, Any]) -> str:
+    """The first finding of pydantic as `job gpt-a: weight is -1: input should be greater than 0`."""
+    found = error.errors()[0]
+    where = [str(part) for part in found["loc"] if not str(part).startswith("[")]
+    subject = ""
+    if len(where) > 1 and where[0] == "jobs":
+        subject, where = f"job {_name(document, int(where[1]))}: ", where[2:]
+    key = " of ".join(reversed(where)) or "the job"
+    if found["type"] == "missing":
+        return f"{subject}the key {key} is missing"
+    if found["type"] == "extra_forbidden":
+        return f"{subject}the key {key} is unknown, remove it or correct its spelling"
+    value = found["input"]
+    shown = "" if isinstance(value, (dict, list)) else f" is {value!r}"
+    return f"{subject}{key}{shown}: {found['msg'][0].lower()}{found['msg'][1:]}"
+
+
+def _name(document: Mapping[Any, Any], index: int) -> str:
+    job = document["jobs"][index]
+    name = job.get("job") if isinstance(job, Mapping) else None
+    return str(name) if name else f"number {index + 1}"

@@ -2,18 +2,26 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
+from types import MappingProxyType
 
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.errors import UserError
+from unicron_lib.planning import layout_choice
 from unicron_lib.planning.calibration import Scaling, calibrated
+from unicron_lib.planning.layout_choice import Choice
 from unicron_lib.planning.layouts import Candidate, Device, Model
 from unicron_lib.planning.model_profile import A100, BY_NAME, CPU, model_flops
 
 SCALING = 0.95
 """Between and beyond the sizes of a table, twice the GPUs are taken to give 2 ** 0.95 times the FLOP/s."""
+
+ByShape = Mapping[str, Mapping[int, float]]
+"""FLOP/s by the shape of a replica and the number of GPUs."""
+Pairs = Sequence[tuple[float, float]]
+"""Real and modelled FLOP/s of a job on some sizes."""
 
 ON_GPUS = frozenset({"bfloat16"})
 """Data types in which nobody trains on processor cores."""
@@ -65,25 +73,49 @@ class Profile:
 
 
 def profiles(
-    specs: Sequence[JobSpec], measured: Mapping[str, Mapping[int, float]], *, gpu_models: Iterable[str] = ()
-) -> dict[str, Profile]:
+    specs: Sequence[JobSpec],
+    measured: Mapping[str, Mapping[int, float]],
+    *,
+    measured_by_shape: Mapping[str, ByShape] = MappingProxyType({}),
+    gpu_models: Iterable[str] = (),
+) -> dict[str, Profile | Choice]:
     """The profile of each job: its own table, else its model, calibrated by its measurements or else by the other jobs'.
 
     `gpu_models` are the driver's names for the GPUs of the cluster. Raises UserError, with the job's name, for a number
     that is not finite or negative.
     """
-    device = _device(gpu_models) or _stand_in(specs)
-    points = {spec.job: dict(spec.throughput_flops or measured.get(spec.job, {})) for spec in specs}
-    models = {spec.job: _modelled(spec, device) for spec in specs}
-    known = {job: Profile(job=job, points=own) for job, own in points.items()}
-    typical = _typical(points, models)
-    modelled = {spec.job: replace(known[spec.job], model=models[spec.job], scaling=typical) for spec in specs}
-    return {spec.job: (known if spec.throughput_flops else modelled)[spec.job] for spec in specs}
+    known = _device(gpu_models)
+    device = known or _stand_in(specs)
+    choices = {spec.job: _choice(spec, measured_by_shape.get(spec.job, {}), device, known) for spec in _choosing(specs)}
+    fixed = {spec.job: spec for spec in specs if spec.job not in choices}
+    points = {job: dict(spec.throughput_flops or measured.get(job, {})) for job, spec in fixed.items()}
+    models = {job: _modelled(spec, device) for job, spec in fixed.items()}
+    own = {job: Profile(job=job, points=known) for job, known in points.items()}
+    typical = _typical([*_pairs(points, models), *(_pairs_of(it) for it in choices.values())])
+    modelled = {job: replace(own[job], model=models[job], scaling=typical) for job in fixed}
+    found: dict[str, Profile | Choice] = {job: replace(choice, scaling=typical) for job, choice in choices.items()}
+    return found | {job: (own if spec.throughput_flops else modelled)[job] for job, spec in fixed.items()}
 
 
 def table(spec: JobSpec, profile: Profile, *, num_gpus: int, granularity_gpus: int = 1) -> dict[int, float]:
     """FLOP/s of each size that the job can be given of `num_gpus` GPUs, in multiples of `granularity_gpus`."""
     return {size: profile.flops(size) for size in spec.sizes(num_gpus) if size % granularity_gpus == 0}
+
+
+def _choosing(specs: Iterable[JobSpec]) -> Iterator[JobSpec]:
+    return (spec for spec in specs if spec.parallel_layouts)
+
+
+def _choice(spec: JobSpec, by_shape: ByShape, device: Device, known: Device | None) -> Choice:
+    """A job with several layouts; only of a `known` device the memory counts."""
+    model = model_of(spec)
+    return Choice(
+        allowed=layout_choice.allowed(spec, model, known),
+        model=cache(lambda layout: model_flops(model, device, Candidate(layout=layout, micro_batch=spec.micro_batch_size))),
+        given=layout_choice.given(spec),
+        given_by="by the model" if spec.throughput_flops else "by its table",
+        measured=layout_choice.measured(spec, by_shape),
+    )
 
 
 def _modelled(spec: JobSpec, device: Device) -> Callable[[int], float]:
@@ -121,11 +153,19 @@ def _stand_in(specs: Sequence[JobSpec]) -> Device:
     return A100 if any(spec.params_dtype in ON_GPUS for spec in specs) else CPU
 
 
-def _typical(points: Mapping[str, Mapping[int, float]], models: Mapping[str, Callable[[int], float]]) -> Scaling:
+def _pairs(points: Mapping[str, Mapping[int, float]], models: Mapping[str, Callable[[int], float]]) -> Iterator[Pairs]:
+    return ([(flops, models[job](size)) for size, flops in own.items()] for job, own in points.items())
+
+
+def _pairs_of(choice: Choice) -> Pairs:
+    return [(flops, choice.model(layout)) for layout, flops in (choice.given or choice.measured).items()]
+
+
+def _typical(known: Iterable[Pairs]) -> Scaling:
     """What the known jobs of the cluster tell of those that never ran: the mean ratio of real to modelled FLOP/s."""
     means = [
         math.fsum(ratios) / len(ratios)
-        for job, own in points.items()
-        if (ratios := [math.log(flops) - math.log(models[job](size)) for size, flops in own.items() if flops > 0])
+        for pairs in known
+        if (ratios := [math.log(real) - math.log(modelled) for real, modelled in pairs if real > 0])
     ]
     return Scaling(knots=((0.0, math.fsum(means) / len(means)),)) if means else Scaling()

@@ -100,3 +100,12 @@ def transition_s(move: Move, origin: StateSource, bandwidths: Bandwidths = DEFAU
             return move.base_s + move.state_bytes / bandwidths.peer_memory
         case StateSource.STORE:
             return move.base_s + move.state_bytes / bandwidths.store + move.redo_s
+
+
+def relayout_s(move: Move, *, is_saved: bool, bandwidths: Bandwidths = DEFAULT) -> float:
+    """Seconds that a job loses if its layout changes: its state goes through the object store.
+
+    Nothing is done again if it `is_saved` first, by ranks that all live or by one that has the whole state.
+    """
+    through_s = move.state_bytes / bandwidths.store
+    return move.base_s + through_s + (through_s if is_saved else move.redo_s)

@@ -10,7 +10,7 @@ launching a waiting one is free, since T(0) = 0.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from unicron_lib.errors import UserError
 
@@ -20,7 +20,8 @@ class Demand:
     """A job as the allocation sees it.
 
     `throughput_flops` maps each size that the job can be given to its FLOP/s, T(t, x') (size 0 is implied, unless
-    `must_run`); `current_flops` is T(t, x), of the present size. `transition_s` is D_transition.
+    `must_run`); `current_flops` is T(t, x), of the present size. `transition_s` is D_transition, and `relayout_s` what is
+    added to it on sizes where the job has another layout.
     Raises UserError, with the job's name, for a number that is not finite or negative.
     """
 
@@ -32,6 +33,7 @@ class Demand:
     faulted: bool = False
     must_run: bool = False
     transition_s: float = 0.0
+    relayout_s: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for size, flops in self.throughput_flops.items():
@@ -70,7 +72,8 @@ def earnings(demand: Demand, size: int, *, expected_s: float) -> float:
 def cost(demand: Demand, size: int) -> float:
     """FLOP, weighted, that the job loses in its transition to `size` GPUs; 0 if there is none."""
     moves = size != demand.current_gpus or demand.faulted
-    return demand.weight * demand.current_flops * demand.transition_s if moves else 0.0
+    seconds = demand.transition_s + demand.relayout_s.get(size, 0.0)
+    return demand.weight * demand.current_flops * seconds if moves else 0.0
 
 
 def gain(demand: Demand, size: int, *, expected_s: float) -> float:

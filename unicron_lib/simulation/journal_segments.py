@@ -10,7 +10,8 @@ from unicron_lib.domain.jobs import JobState
 from unicron_lib.domain.journal import fold
 from unicron_lib.domain.plans import Plan, PlanKind, StepKind
 from unicron_lib.planning import throughput
-from unicron_lib.planning.scene import current_slots
+from unicron_lib.planning.layout_choice import Choice
+from unicron_lib.planning.scene import current_slots, layout_now
 from unicron_lib.simulation.accounting import Books, books
 from unicron_lib.simulation.charges import Charges
 from unicron_lib.simulation.ledger import Ledger, Segment
@@ -158,4 +159,6 @@ def _flops(job: JobState, gpus: int) -> float:
     """What it was seen, or is said, or believed to achieve on so many GPUs."""
     if gpus in job.measured:
         return job.measured[gpus]
-    return throughput.profiles([job.spec], {job.spec.job: job.measured})[job.spec.job].flops(gpus)
+    name, layout = job.spec.job, layout_now(job)
+    own = throughput.profiles([job.spec], {name: job.measured}, measured_by_shape={name: job.measured_by_shape})[name]
+    return own.flops_in(layout) if isinstance(own, Choice) and layout and layout.num_gpus == gpus else own.flops(gpus)
