@@ -1,6 +1,7 @@
 """Helpers of the tests are importable from every test folder; what shares a cluster or a server shares a process."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -44,3 +45,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _rank(item: pytest.Item) -> int:
     folder = item.nodeid.partition("::")[0].rpartition("/")[0]
     return TOGETHER.index(folder) if folder in TOGETHER else len(TOGETHER)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Many ranks in one process: torch computes with one thread, and is a group of one that megatron may ask."""
+    import torch
+    import torch.distributed as dist
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    torch.set_num_threads(before)

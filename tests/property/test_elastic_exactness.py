@@ -1,12 +1,11 @@
 """Whatever is lost on the way, a job ends with the parameters of the run without failures, and computes nothing twice."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from elastic_world import CPU, CountingReplica, Generation, World, small_job, state_of
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
@@ -15,17 +14,9 @@ from memory_peers import Fault
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.training.ledger import check_ledger
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MOST = 4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    torch.set_num_threads(before)
 
 
 type_of_run = Callable[[JobSpec], tuple[list[CountingReplica], tuple[torch.Tensor, ...]]]

@@ -1,12 +1,10 @@
 """Whatever is lost on the way, replicas of several ranks end with the parameters of one rank that nothing has happened to."""
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from elastic_world import CountingReplica, Generation, World, small_job
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
@@ -18,18 +16,10 @@ from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout
 from unicron_lib.training.ledger import check_ledger
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MOST = 3
 KINDS = [(2, 1), (1, 2), (2, 2), (1, 3)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    torch.set_num_threads(before)
 
 
 def sized(tp: int, pp: int) -> JobSpec:

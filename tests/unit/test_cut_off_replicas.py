@@ -1,12 +1,9 @@
 """A replica that is cut off while one of its ranks steps and another one does not: no completed iteration is lost."""
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
 from elastic_world import CountingReplica, Generation, World
 from kept_world import kept_job
 from layout_world import replicas_of, train
@@ -19,15 +16,7 @@ from unicron_lib.training.ledger import check_ledger
 from unicron_lib.training.peers import CollectiveFailed
 from unicron_lib.training.siblings import Siblings
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])

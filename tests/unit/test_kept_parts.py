@@ -1,11 +1,9 @@
 """Ranks of cut replicas keep their parts of one iteration in memory, and go on from there as if nothing had happened."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from elastic_world import Generation
 from kept_world import NODES, KeptWorld, Prompt, kept_job, one
 from layout_world import train
@@ -15,18 +13,10 @@ from unicron_lib.checkpointing.slices import TensorSlice
 from unicron_lib.domain.plans import Layout
 from unicron_lib.training.ledger import check_ledger
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CRASHES = {(2, 1): Fault(rank=1, at=350), (1, 2): Fault(rank=1, at=120), (2, 2): Fault(rank=1, at=300)}
 """For each kind of replica one in an iteration that is neither the first nor the last, and not behind one that was kept."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

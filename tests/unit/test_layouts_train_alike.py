@@ -1,15 +1,14 @@
 """Tensor and pipeline parallelism change nothing but who computes what."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-import torch.distributed as dist
 from layout_world import replicas_of, train, whole_state
 
 from unicron_lib.checkpointing.model_state import of_the_state, owned_at, parameters, slices_at
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout, Place
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SPEC = JobSpec(
     job="tiny",
@@ -33,16 +32,6 @@ LAYOUTS = [
     Layout(pp=2, dp=3),
     Layout(tp=2, pp=2, dp=2),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
