@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from unicron_lib.diagnosis.chat import Endpoint, answers_to
 from unicron_lib.diagnosis.findings import Diagnosis, Line, Source
 from unicron_lib.diagnosis.redaction import Redactor
 from unicron_lib.diagnosis.rules import rule_of
@@ -30,7 +30,10 @@ of the line that shows it}. The earliest cause counts, not what followed from it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmSettings:
-    """Where to ask. `url` is the base of the API, such as http://127.0.0.1:8000/v1; of `votes` answers most must agree."""
+    """Where to ask. `url` is the base of the API, such as http://127.0.0.1:8000/v1; of `votes` answers most must agree.
+
+    Those that are not there `timeout_s` after the first was asked for do not count.
+    """
 
     url: str
     model: str
@@ -43,6 +46,8 @@ class LlmSettings:
             raise UserError(f"UNICRON_LLM_URL is {self.url!r}: it begins with http:// or https://")
         if not self.model:
             raise UserError("UNICRON_LLM_URL is set, UNICRON_LLM_MODEL is not: name the model to ask")
+        if not (self.key.isascii() and self.key.isprintable()):
+            raise UserError("UNICRON_LLM_KEY holds characters that no key has: copy it again, without line ends")
         if not 1 <= self.votes <= MAX_VOTES:
             raise UserError(f"UNICRON_LLM_VOTES is {self.votes}: 1 to {MAX_VOTES}")
 
@@ -70,24 +75,25 @@ class Answer(BaseModel):
     line: int
 
 
-def second_opinion(
-    found: Diagnosis, lines: Sequence[Line], settings: LlmSettings, transport: httpx.BaseTransport | None = None
-) -> Diagnosis:
-    """The diagnosis, or where it is unknown what most of the model's votes say; an endpoint that fails changes nothing."""
+def second_opinion(found: Diagnosis, lines: Sequence[Line], settings: LlmSettings) -> Diagnosis:
+    """The diagnosis, or where it is unknown what most of the model's votes say; an endpoint that fails changes nothing.
+
+    To be called where no event loop runs.
+    """
     if found.verdict != "unknown" or not lines:
         return found
     shown = list(lines)[-MAX_LINES:]
-    headers = {"Authorization": f"Bearer {settings.key}"} if settings.key else {}
-    with httpx.Client(transport=transport, timeout=settings.timeout_s, headers=headers) as client:
-        answers = [answer for _ in range(settings.votes) if (answer := _ask(client, settings, shown))]
+    endpoint = Endpoint(url=settings.url, key=settings.key, timeout_s=settings.timeout_s)
+    texts = answers_to(_question(shown, settings.model), endpoint, times=settings.votes)
+    answers = [answer for text in texts if (answer := _sound(text, len(shown)))]
     return _counted(found, answers, shown, settings)
 
 
-def _ask(client: httpx.Client, settings: LlmSettings, shown: Sequence[Line]) -> Answer | None:
+def _question(shown: Sequence[Line], model: str) -> dict[str, object]:
     texts = Redactor().clean_all(line.text for line in shown)
     numbered = "\n".join(f"{number} {text}" for number, text in enumerate(texts, 1))
-    body = {
-        "model": settings.model,
+    return {
+        "model": model,
         "temperature": _TEMPERATURE,
         "response_format": {"type": "json_object"},
         "messages": [
@@ -95,13 +101,15 @@ def _ask(client: httpx.Client, settings: LlmSettings, shown: Sequence[Line]) -> 
             {"role": "user", "content": numbered},
         ],
     }
+
+
+def _sound(text: str, num_lines: int) -> Answer | None:
+    """The answer if it keeps to the schema and cites a line that was shown."""
     try:
-        reply = client.post(f"{settings.url}/chat/completions", json=body)
-        reply.raise_for_status()
-        answer = Answer.model_validate_json(reply.json()["choices"][0]["message"]["content"])
-    except (httpx.HTTPError, httpx.InvalidURL, ValidationError, ValueError, LookupError, TypeError):
+        answer = Answer.model_validate_json(text)
+    except ValidationError:
         return None
-    return answer if 1 <= answer.line <= len(shown) else None
+    return answer if 1 <= answer.line <= num_lines else None
 
 
 def _counted(found: Diagnosis, answers: Sequence[Answer], shown: Sequence[Line], settings: LlmSettings) -> Diagnosis:

@@ -17,7 +17,7 @@ TEXT_LIMIT = 2000
 """Characters of a line that are passed on: more of its head than of its tail."""
 
 _GAP = b" [...] "
-_ESCAPES = re.compile(rb"\x1b(?:\[[0-?]{0,32}[ -/]{0,4}[@-~]|\][^\x07\x1b\n]{0,256}(?:\x07|\x1b\\)|[ -Z\\^-~])")
+_ESCAPES = re.compile(rb"\x1b(?:\[[0-?]{0,32}+[ -/]{0,4}+[@-~]|\][^\x07\x1b\n]{0,256}+(?:\x07|\x1b\\)|[ -Z\\^-~])")
 CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n") + b"\x7f"
 """Characters that say nothing; NUL among them, which a log that was cut while it was written begins with."""
 
@@ -107,7 +107,7 @@ def _while_sound(stream: BufferedReader | gzip.GzipFile, size: int) -> Iterator[
 
 def _block(text: bytes, number: int, num_bytes: int) -> Block:
     if b"\x1b" in text:
-        text = _ESCAPES.sub(b"", text)
+        text = b"".join(_ESCAPES.split(text))  # sub takes half as long again
     if b"\r" not in text:
         return Block(text, range(number, number + text.count(b"\n") + 1), num_bytes)
     lines = text.replace(b"\r\n", b"\n").removesuffix(b"\r").split(b"\n")

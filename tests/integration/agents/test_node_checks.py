@@ -1,4 +1,4 @@
-"""The node check on real agents: real processes exchange data over gloo, some of them spoiled on purpose."""
+"""The node check on real agents: real processes exchange data over gloo, some spoiled on purpose, one behind a bad link."""
 
 import asyncio
 import dataclasses
@@ -9,25 +9,30 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import local_cluster
 import pytest
 import pytest_asyncio
+from bad_link import BadLink, Pass, flipping, slowed
 from local_cluster import LocalCluster
 
+from flows import checking
+from flows.response import plain
 from unicron_lib.adapters.stores import open_store
 from unicron_lib.agent.inquiries import CheckNode
-from unicron_lib.agent.messages import OpenRendezvous, Reply, StopRanks
+from unicron_lib.agent.messages import Command, OpenRendezvous, Reply, StopRanks
 from unicron_lib.diagnosis.check_consequences import SLOW
 from unicron_lib.domain.events import FailureDetected
-from unicron_lib.domain.failures import ErrorKind
+from unicron_lib.domain.failures import ErrorKind, Failure
 from unicron_lib.journal import Journal
 from unicron_lib.local.site import Site, save_site
+from unicron_lib.training.check import GATHER_BYTES, GATHERS
 
 JOB = "node-check"
 DEADLINE_S = 120.0
 PRELOAD = ("--preload", "unicron_lib.training.check", "--preload", "unicron_lib.training.rendezvous")
-HARMS = ("corrupt", "crash", "memory", "hang", "slow")
+HARMS = ("crash", "memory", "hang")
 numbers = itertools.count(1)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -49,8 +54,8 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def nodes(shared_cluster: LocalCluster) -> LocalCluster:
-    """A cluster with two sound nodes, and one for each kind of harm, which has its name."""
-    for name in ("sound", "other"):
+    """A cluster with three sound nodes, and one for each kind of harm, which has its name."""
+    for name in ("sound", "other", "behind"):
         start(shared_cluster, name)
     for harm in HARMS:
         start(shared_cluster, harm, harm)
@@ -86,7 +91,6 @@ async def meet(cluster: LocalCluster, generation: int, *nodes: str, deadline_s: 
     ("harm", "told"),
     [
         ("", ""),
-        ("corrupt", "arrived damaged"),
         ("crash", "ended with code -6"),
         ("memory", "words read back otherwise"),
     ],
@@ -150,22 +154,81 @@ async def test_a_node_with_ranks_is_not_checked_and_a_job_ends_a_check(nodes: Lo
     assert (await nodes.client.command("sound", stopping)).ok
 
 
-async def test_the_command_finds_and_journals_who_is_faulty_and_who_is_slow(nodes: LocalCluster) -> None:
-    named = ["sound", "other", "corrupt", "slow"]
+async def test_the_command_finds_and_journals_who_is_faulty(nodes: LocalCluster) -> None:
+    named = ["sound", "other", "memory"]
     await asyncio.gather(*(nodes.node(name) for name in named))
     ports = {"prefect_port": local_cluster.free_port(), "controller_port": nodes.port}
-    save_site(Site(cluster_id="test", home=str(nodes.directory), num_nodes=4, gpus_per_node=2, **ports))
+    save_site(Site(cluster_id="test", home=str(nodes.directory), num_nodes=3, gpus_per_node=2, **ports))
     env = {**os.environ, "UNICRON_HOME": str(nodes.directory)}
     program = [Path(sys.executable).with_name("unicron"), "nodes", "--check", *named, "--json"]
     run = functools.partial(subprocess.run, program, env=env, capture_output=True, text=True, timeout=200, check=False)
     done = await asyncio.to_thread(run)
     assert done.returncode == 1, done.stderr
     rows = {row["node"]: row for row in json.loads(done.stdout)["nodes"]}
-    assert [rows[name]["verdict"] for name in named] == ["good", "good", "faulty", "straggler"], rows
-    journal = Journal(open_store(nodes.store_url))
-    state = journal.refresh()
-    (failure,) = (e.event.failure for e in journal.entries() if isinstance(e.event, FailureDetected))
-    assert (failure.node, failure.kind) == ("corrupt", ErrorKind.NETWORK_ERROR)
+    assert [rows[name]["verdict"] for name in named] == ["good", "good", "faulty"], rows
+    (failure,) = failures(nodes)
+    assert (failure.node, failure.kind) == ("memory", ErrorKind.ECC_ERROR)
+    assert "words read back otherwise" in failure.evidence
+
+
+def failures(cluster: LocalCluster) -> list[Failure]:
+    entries = Journal(open_store(cluster.store_url)).entries()
+    return [entry.event.failure for entry in entries if isinstance(entry.event, FailureDetected)]
+
+
+# --- one node behind a proxy on the real traffic ---
+
+
+class Behind:
+    """The controller, for a flow; the check of the node `behind` reaches its store, and so the others, by a bad link."""
+
+    def __init__(self, cluster: LocalCluster, link: BadLink) -> None:
+        self._client = cluster.client
+        self._link = link
+
+    async def command(self, node: str, wanted: Command, *, timeout_s: float) -> Reply:
+        if isinstance(wanted, CheckNode) and node == "behind":
+            wanted = dataclasses.replace(wanted, master_port=await self._link.to_store(wanted.master_port))
+        return await self._client.command(node, wanted, timeout_s=timeout_s)
+
+
+async def tell_nobody(*_: object) -> None:
+    """There is no Prefect."""
+
+
+async def check_behind(cluster: LocalCluster, harm: Pass, monkeypatch: pytest.MonkeyPatch, *named: str) -> dict[str, str]:
+    """The verdicts of the real flow over the real agents."""
+    await asyncio.gather(*(cluster.node(name) for name in named))
+    link = BadLink(harm)
+    made = SimpleNamespace(journal=Journal(open_store(cluster.store_url)), controller=Behind(cluster, link))
+    monkeypatch.setattr("tasks.health.emit", tell_nobody)
+    for module in ("flows.checking", "tasks.checking", "tasks.health"):
+        monkeypatch.setattr(f"{module}.services", lambda: made)
+    try:
+        rows = await checking.check(plain, list(named), DEADLINE_S)
+    finally:
+        await link.close()
+    (behind,) = [row for row in rows if row["node"] == "behind"]
+    assert link.num_connections == behind["meetings"] == 2, "data came by another way"
+    assert link.num_bytes > 2 * 2 * (GATHERS + 1) * GATHER_BYTES, "of both meetings, both directions"
+    return {str(row["node"]): str(row["verdict"]) for row in rows}
+
+
+async def test_a_link_that_flips_bits_makes_its_node_faulty_and_nobody_else(nodes, monkeypatch) -> None:
+    known = len(failures(nodes))
+    found = await check_behind(nodes, flipping(1 << 20), monkeypatch, "behind", "sound", "other")
+    assert found == {"behind": "faulty", "sound": "good", "other": "good"}
+    (failure,) = failures(nodes)[known:]
+    assert (failure.node, failure.kind) == ("behind", ErrorKind.NETWORK_ERROR)
     assert "arrived damaged" in failure.evidence
-    assert SLOW in state.nodes["slow"].notes
-    assert [incident.node for incident in state.open_incidents if incident.is_failure] == ["corrupt"]
+
+
+async def test_a_link_that_is_slow_makes_its_node_a_straggler_and_nobody_else(nodes, monkeypatch) -> None:
+    known = len(failures(nodes))
+    found = await check_behind(nodes, slowed(10 << 20), monkeypatch, "sound", "other", "behind")
+    assert found == {"behind": "straggler", "sound": "good", "other": "good"}
+    assert failures(nodes)[known:] == []
+    state = Journal(open_store(nodes.store_url)).refresh()
+    assert "times as long as usual" in state.nodes["behind"].notes[SLOW]
+    assert not state.nodes["sound"].notes
+    assert not state.nodes["other"].notes
