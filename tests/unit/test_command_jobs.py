@@ -62,6 +62,7 @@ def environment(tmp_path: Path, spec: JobSpec) -> dict[str, str]:
         ({"command": ("python",), "num_layers": 3}, "knows nothing of num_layers"),
         ({"command": ("python",), "train_iters": 3, "lr": 0.1}, "knows nothing of train_iters, lr"),
         ({"working_dir": "/x"}, "working_dir means nothing without a command"),
+        ({"parks": True}, "parks means nothing without a command"),
         ({"env": {"A": "1"}, "checkpoint_dir": "x"}, "env, checkpoint_dir means nothing without a command"),
         ({"command": ("python",), "repair_tracker": True}, "repair_tracker needs a checkpoint_dir"),
         ({"command": ("python",), "env": {"RANK": "1", "UNICRON_NODE": "x"}}, "env sets RANK, UNICRON_NODE"),

@@ -38,7 +38,8 @@ def command_environment(facts: NodeFacts, command: LaunchRanks, rank: dict[str, 
         directory.mkdir(parents=True, exist_ok=True)
     return {
         "PYTHONUNBUFFERED": "1",  # what it printed last is the evidence of how it ended
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        # 2: abort what hangs but leave the process alone, which has a state in memory
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2" if command.spec.parks else "1",
         **command.spec.env,
         **rank,
         "ROLE_NAME": "default",
