@@ -130,6 +130,12 @@ def test_a_rank_finds_what_torchrun_would_tell_it(tmp_path: Path) -> None:
     assert Path(found["UNICRON_WORKING_DIR"]).is_dir()
 
 
+def test_nccl_ends_only_processes_that_do_not_park(tmp_path: Path) -> None:
+    usual, parks = environment(tmp_path, SPEC), environment(tmp_path, replace(SPEC, parks=True))
+    assert (usual["TORCH_NCCL_ASYNC_ERROR_HANDLING"], usual.get("TORCH_NCCL_BLOCKING_WAIT")) == ("1", None)
+    assert (parks["TORCH_NCCL_ASYNC_ERROR_HANDLING"], parks["TORCH_NCCL_BLOCKING_WAIT"]) == ("0", "1")
+
+
 def test_the_owners_variables_are_there_and_may_replace_what_is_only_a_default(tmp_path: Path) -> None:
     found = environment(tmp_path, replace(SPEC, env={"LEVEL": "1", "PYTHONUNBUFFERED": ""}))
     assert (found["LEVEL"], found["PYTHONUNBUFFERED"]) == ("1", "")
