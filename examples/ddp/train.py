@@ -69,9 +69,10 @@ def share_newest(it: Training) -> None:
     done: list[int] = [0] * dist.get_world_size()
     dist.all_gather_object(done, it.done)
     newest = done.index(max(done))
+    shared = [it.state() if dist.get_rank() == newest else {}]
     if min(done) < max(done):
-        shared = [it.state() if dist.get_rank() == newest else None]
         dist.broadcast_object_list(shared, newest, device=it.device)
+    if it.done < max(done):
         it.load(shared[0])
         print(f"took the state after step {it.done - 1} from rank {newest}", flush=True)
 

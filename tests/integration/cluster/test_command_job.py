@@ -73,7 +73,7 @@ def test_a_script_that_parks_goes_on_in_the_same_process_after_the_last_step_tha
     before = pids_of(cluster, "parks")
     cluster.cli("inject", "crash", "parks/0")
     cluster.until("a new generation", lambda state: state.jobs["parks"].generation > first)
-    cluster.wait("its first step", lambda: step_of(cluster, "parks") >= 0 and 0 in pids_of(cluster, "parks"))
+    cluster.wait("a new rank 0", lambda: pids_of(cluster, "parks").get(0, before[0]) != before[0])
     after = pids_of(cluster, "parks")
     job = finished(cluster, "parks")
     assert after[1] == before[1]
