@@ -99,9 +99,11 @@ async def test_an_example_is_drained_and_goes_on_where_it_was(
     assert f"resumed from step {last if example == 'ddp' else last + 1}" in told(cluster, job, 2)
 
 
-async def hold(cluster: LocalCluster, job: str, below: int, *, abort: bool) -> list[dict[str, object]]:
+async def hold(
+    cluster: LocalCluster, job: str, below: int, *, abort: bool, deadline_s: float = 60.0
+) -> list[dict[str, object]]:
     """Have the job's ranks park, and end the others."""
-    order = HoldRanks(step=f"h-{job}-{below}", job=job, below_generation=below, deadline_s=60.0, abort=abort)
+    order = HoldRanks(step=f"h-{job}-{below}", job=job, below_generation=below, deadline_s=deadline_s, abort=abort)
     held = await cluster.client.command("n1", order, timeout_s=90.0)
     assert held.ok, held.error
     stop = StopRanks(step=f"s-{job}-{below}", job=job, below_generation=below, grace_s=2.0, keep_gpus=(0, 1))
@@ -136,6 +138,9 @@ async def test_who_parks_keeps_its_process_and_gives_its_state_to_a_new_rank(sha
     assert await start(cluster, spec, generation=4, ranks=2) == third
     await stepped(cluster, job, 4, 2)
     assert "took the state" not in told(cluster, job, 3) + told(cluster, job, 4)
+    assert (await cluster.client.command("n1", InjectFault(step=f"y-{job}", fault="hang", job=job, rank=1))).ok
+    hung = {rank["rank"]: rank["state"] for rank in await hold(cluster, job, 5, abort=True, deadline_s=10.0)}
+    assert hung == {0: "parked", 1: "gone"}, "what it waits for is broken from outside"
     news = await cluster.client.observations(job=job, wait_s=0.0)
-    assert {it.body.generation for it in news} <= {1}, "of what nobody had asked for"
+    assert {it.body.generation for it in news} <= {1, 4}, "of what nobody had asked for"
     await cluster.client.command("n1", StopRanks(step=f"s-{job}", job=job, below_generation=5, grace_s=2.0))
