@@ -68,7 +68,7 @@ class RecoveryService:
 
     async def serve(self) -> None:
         """Serve until cancelled."""
-        with hardly_waiting():
+        async with hardly_waiting():
             await self._serve()
 
     async def _serve(self) -> None:

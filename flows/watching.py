@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -14,10 +14,12 @@ from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId, FlowRunFilter, FlowRunFilterState
 from prefect.client.schemas.filters import FlowRunFilterStateType as StateTypeFilter
 from prefect.client.schemas.objects import StateType
+from prefect.context import AsyncClientContext
 from prefect.exceptions import PrefectException
 from prefect.settings import (
     PREFECT_API_REQUEST_TIMEOUT,
     PREFECT_CLIENT_MAX_RETRIES,
+    PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED,
     get_current_settings,
     temporary_settings,
 )
@@ -35,27 +37,38 @@ START_S = 90.0
 LOOK_S = 5.0
 ANSWER_S = 2.0
 """A recovery waits no longer for an answer of Prefect's."""
+THERE_S = 0.5
+"""Who does not say within that time that it is there is not."""
 log = logging.getLogger("unicron.watching")
 
 
-@contextlib.contextmanager
-def hardly_waiting() -> Iterator[None]:
-    """Within, Prefect is asked once and for `ANSWER_S` only.
+@contextlib.asynccontextmanager
+async def hardly_waiting() -> AsyncIterator[None]:
+    """Within, Prefect is asked by one client, which stays connected, once and for `ANSWER_S` only.
 
-    Its client would ask a server that is locked, overloaded or silent six times, for minutes, which no recovery may take.
+    A client of its own for each question costs a recovery a fifth of a second, most of it for certificates. As Prefect makes
+    them, they would ask a server that is locked, overloaded or silent six times, for minutes, which no recovery may take.
     """
-    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: ANSWER_S}):
-        yield
+    once = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: ANSWER_S}
+    with temporary_settings({**once, PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED: False}):  # it may be away just now
+        async with AsyncClientContext.get_or_create() if _has_server() else contextlib.nullcontext():
+            yield
 
 
 async def prefect_answers() -> bool:
     """Whether the Prefect server is there; does not wait for one that is not."""
-    url = get_current_settings().api.url
-    try:
-        async with httpx.AsyncClient(timeout=0.5) as client:
-            return (await client.get(f"{url}/health")).is_success
-    except httpx.HTTPError:
+    if not _has_server():
         return False
+    try:
+        async with asyncio.timeout(THERE_S), get_client() as client:
+            return await client.api_healthcheck() is None
+    except TimeoutError:
+        return False
+
+
+def _has_server() -> bool:
+    """Without one a client would start one."""
+    return get_current_settings().api.url is not None
 
 
 async def keep_watched() -> None:
