@@ -55,6 +55,7 @@ def check(kind: tuple[int, int], pools: dict, undisturbed: dict[str, torch.Tenso
         world = World(spec, Path(name), pools[kind])
         is_finished = any(world.live(plan) for plan in (*plans, Generation(size=2)))
         assert is_finished
+        assert world.done_again == []
         assert check_ledger(Path(name), spec) == []
     ends = [memory for memory in world.people.values() if memory.position.iteration == spec.train_iters - 1]
     assert {memory.replica.siblings.place for memory in ends} == {spec.layout(9).place(r) for r in range(spec.replica_gpus)}

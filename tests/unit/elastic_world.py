@@ -122,7 +122,10 @@ class Saving:
 
 
 class World:
-    """A job over all its generations. `people` are the processes that live, by a number of their own."""
+    """A job over all its generations. `people` are the processes that live, by a number of their own.
+
+    `done_again` are iterations that a replica had completed which lived on as a whole.
+    """
 
     def __init__(self, spec: JobSpec, directory: Path, pool: list[CountingReplica]) -> None:
         self.spec, self.directory = spec, directory
@@ -133,6 +136,8 @@ class World:
         self.said: list[Progress] = []
         self.recomputed: list[tuple[int, int]] = []
         self.sat_out: set[int] = set()
+        self.done_again: list[int] = []
+        self._replicas: list[list[int]] = []
         self._layout = spec.layout(spec.replica_gpus)
         self._pool: dict[Place, list[CountingReplica]] = {}
         for replica in pool:
@@ -143,7 +148,7 @@ class World:
         """Let a generation live until it ends; whether the job is finished."""
         self.generation += 1
         members = self._members(plan)
-        held = self._held(members)
+        held, reached, told = self._held(members), self._reached(members), len(self.said)
         self.sat_out |= self.people.keys() - set(members)
         for name in members:
             self.people[name].replica.computed = []
@@ -155,6 +160,10 @@ class World:
             {rank: lambda r=rank, n=name: self._rank(room, r, n, links[r]) for rank, name in enumerate(members)}
         )
         self.fired += room.fired
+        news = self.said[told:]
+        self.done_again += [progress.iteration for progress in news if progress.iteration <= reached]
+        size = self._layout.replica_size
+        self._replicas = [list(members[first : first + size]) for first in range(0, len(members), size)] if news else []
         for rank, name in enumerate(members):
             self.recomputed += [done for done in self.people[name].replica.computed if done in held]
             if isinstance(outcomes[rank], Killed):
@@ -224,6 +233,11 @@ class World:
         self._born += 1
         self.people[self._born] = Memory(replica=replica)
         return self._born
+
+    def _reached(self, members: Sequence[int]) -> int:
+        """The last iteration that a rank has completed whose replica has come out of the last generation's training whole."""
+        whole = (replica for replica in self._replicas if set(replica) <= set(members))
+        return max((self.people[name].position.iteration for replica in whole for name in replica), default=-1)
 
     def _held(self, members: Sequence[int]) -> set[tuple[int, int]]:
         """The micro-batches of the iteration under way that are in a member's memory, with the newest state."""

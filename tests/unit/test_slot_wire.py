@@ -166,6 +166,12 @@ def test_a_transfer_is_followed_by_a_pause_and_only_news_travel() -> None:
     assert it.is_due((1, 5), 101.0 + copying.REMIND_S)
 
 
+def test_the_pause_ends_before_the_copy_is_taken_for_idle() -> None:
+    it = Following(peers=["p"])
+    it.was_taken((1, 5), 0.0, 1000.0)
+    assert it.is_due((1, 6), 1000.0 + slot_house.IDLE_S / 2)
+
+
 def test_who_does_not_answer_is_asked_after_the_others() -> None:
     it = Following(peers=["p", "q"])
     it.was_taken((1, 5), 100.0, 100.1)

@@ -15,6 +15,8 @@ from unicron_lib.errors import SlotError
 log = logging.getLogger(__name__)
 DUTY = 0.05
 """The part of the time in which states travel: neither the network nor a core is to notice."""
+MOST_PAUSE_S = 1800.0
+"""Between two copies at most: slots that are not touched for an hour are removed."""
 RETRY_S = 5.0
 REMIND_S = 600.0
 """A peer is told so often that a state that has not changed is still needed."""
@@ -40,7 +42,7 @@ class Following:
     def was_taken(self, place: Place, began: float, ended: float) -> None:
         """The peer has it."""
         self.place, self.told_at = place, ended
-        self.free_at = ended + (ended - began) * (self.parts / DUTY - 1)
+        self.free_at = ended + min((ended - began) * (self.parts / DUTY - 1), MOST_PAUSE_S)
 
     def was_not_taken(self, now: float) -> None:
         """The next peer is asked a little later."""
@@ -67,7 +69,8 @@ class Copying:
         for part in parts if peers else ():
             before = known.get(part)
             is_same = before is not None and sorted(before.peers) == sorted(peers)
-            self._jobs[job, part] = before if before and is_same else Following(peers=list(peers), parts=len(parts))
+            self._jobs[job, part] = before if before and is_same else Following(peers=list(peers))
+            self._jobs[job, part].parts = len(parts)
 
     def keep_only(self, jobs: Collection[str]) -> None:
         """Of all others no ranks are left here."""

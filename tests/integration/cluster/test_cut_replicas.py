@@ -78,9 +78,16 @@ def copied(cluster, job: str, node: str) -> int:
     return max(found)
 
 
-def test_the_only_replica_goes_on_from_the_parts_that_another_node_has(cluster, tmp_path) -> None:
+def test_the_only_replica_goes_on_from_parts_in_memory_here_and_elsewhere(cluster, tmp_path) -> None:
     submit(cluster, tmp_path, "lone", 2)
     (node,) = cluster.state.jobs["lone"].nodes
+    cluster.wait("some iterations", lambda: cluster.iterations()["lone"] > 2 * INTERVAL)
+    known, reached = set(cluster.state.incidents), cluster.iterations()["lone"]
+    cluster.cli("inject", "crash", "lone/1")
+    restored, resumed = healed(cluster, "lone", 2, known)
+    assert restored["memory"] == f"memory of {node}"
+    assert resumed["went_on_after"] == restored["iteration"] >= reached - INTERVAL
+    assert f"slot of {node} for" in resumed["from"]
     cluster.wait("a copy on another node", lambda: copied(cluster, "lone", node) >= 0)
     known, reached = set(cluster.state.incidents), copied(cluster, "lone", node)
     cluster.cli("inject", "node-loss", node)
