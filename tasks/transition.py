@@ -61,14 +61,12 @@ async def _drain(plan: Plan, step: Step) -> Result:
     job = state.jobs[step.job]
     if job.rolled_back_to is not None:
         return {"source": "an earlier checkpoint", "iteration": None, "manifest": None}
-    if job.spec.command:
-        if not _has_failed(state, plan, step.job):
-            await _parted(step)
+    if job.spec.command and step.hold is None and _has_failed(state, plan, step.job):
         return OWN_CHECKPOINTS
     ranks = await _parted(step)
     if step.hold and (held := memory_of(step.hold, ranks, plan.assignment_of(step.job))):
         return held
-    return await _saved(step, ranks, _layouts(state, plan, step.job))
+    return OWN_CHECKPOINTS if job.spec.command else await _saved(step, ranks, _layouts(state, plan, step.job))
 
 
 def _layouts(state: ClusterState, plan: Plan, job: str) -> dict[int, Layout]:
@@ -247,9 +245,10 @@ async def _launch(plan: Plan, step: Step) -> Result:
     ]
     sends = (send(n, c, timeout_s=services().settings.command_s) for n, c in zip(assignment.nodes, commands, strict=True))
     await asyncio.gather(*sends)
-    if spec.command:
-        return {"ranks": assignment.num_gpus, "from": OWN_CHECKPOINTS["source"], "checkpoint": _scalar(opened, "checkpoint")}
     held, stored = _held(plan, step.job), str(manifest) if manifest else "the beginning"
+    if spec.command:
+        source = held.get("source", OWN_CHECKPOINTS["source"])
+        return {"ranks": assignment.num_gpus, "from": source, "checkpoint": _scalar(opened, "checkpoint")}
     return {"ranks": assignment.num_gpus, "from": str(held["source"]) if held else str(restored.get("memory", stored))}
 
 

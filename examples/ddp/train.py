@@ -2,14 +2,15 @@
 
     torchrun --nproc-per-node 2 train.py        or under Unicron: unicron submit ddp.yaml
 
-It saves every few steps and resumes by itself, on any number of ranks. Unicron needs the four lines with `run` in them to see
-progress; without them, a crash would be healed as well.
+It saves every few steps and resumes by itself, on any number of ranks. Unicron needs the lines with `run` in them to see
+progress, and those with `attempt` to keep the process when other ranks are lost; without them, a crash would be healed as well.
 """
 
 import argparse
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from unicron_lib.training.session import session
+from unicron_lib.training.session import Session, session
 
 TEXT = Path(__file__).read_bytes()  # every script holds a text to learn from
 CONTEXT, WIDTH = 32, 32
@@ -45,14 +46,69 @@ def batch(step: int, size: int, device: torch.device) -> torch.Tensor:
     return torch.tensor([list(TEXT[start : start + CONTEXT + 1]) for start in starts.tolist()], device=device)
 
 
-def save(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+class Training:
+    """All that is worth keeping in memory; a process group is none of it. The device stays, whatever LOCAL_RANK is later."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.model = GPT().to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
+        self.done = 0
+
+    def state(self) -> dict[str, Any]:
+        return {"done": self.done, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.done = state["done"]
+
+
+def share_newest(it: Training) -> None:
+    """All ranks go on from the newest state that one of them has."""
+    done: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(done, it.done)
+    newest = done.index(max(done))
+    shared = [it.state() if dist.get_rank() == newest else {}]
+    if min(done) < max(done):
+        dist.broadcast_object_list(shared, newest, device=it.device)
+    if it.done < max(done):
+        it.load(shared[0])
+        print(f"took the state after step {it.done - 1} from rank {newest}", flush=True)
+
+
+def save(path: Path, it: Training) -> None:
     """In one piece: who dies while saving leaves the checkpoint before."""
     if dist.get_rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
-        torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, partial)
+        torch.save(it.state(), partial)
         partial.replace(path)
     dist.barrier()
+
+
+def train(it: Training, run: Session, options: argparse.Namespace) -> None:
+    """On the ranks that there are now. May be left in the middle of a step, and called again."""
+    dist.init_process_group("nccl" if it.device.type == "cuda" else "gloo")
+    share_newest(it)
+    model = DistributedDataParallel(it.model)
+    for step in range(it.done, options.steps):
+        began = time.monotonic()
+        tokens = batch(step, options.batch_size, it.device)
+        loss = cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        it.optimizer.zero_grad()
+        loss.backward()
+        it.optimizer.step()
+        it.done = step + 1
+        time.sleep(max(0.0, options.pace_s - (time.monotonic() - began)))
+        run.step(step, loss=loss.item())
+        if run.should_stop:
+            break
+        if it.done % options.save_every == 0:
+            with run.section("checkpoint"):
+                save(options.checkpoint, it)
+    with run.section("checkpoint"):
+        save(options.checkpoint, it)
 
 
 def main() -> None:
@@ -65,35 +121,19 @@ def main() -> None:
     options = parser.parse_args()
     has_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if has_gpu else torch.device("cpu")
+    if has_gpu:
+        torch.cuda.set_device(device)
     torch.set_num_threads(1)
     torch.manual_seed(1234)
-    dist.init_process_group("nccl" if has_gpu else "gloo")
-    model = DistributedDataParallel(GPT().to(device))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    first = 0
+    it = Training(device)
     if options.checkpoint.exists():
-        saved = torch.load(options.checkpoint, map_location=device)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        first = saved["step"] + 1
-        print(f"resumed from step {saved['step']} on {dist.get_world_size()} ranks", flush=True)
+        it.load(torch.load(options.checkpoint, map_location=device))
+        print(f"resumed from step {it.done - 1}", flush=True)
     with session() as run:
-        for step in range(first, options.steps):
-            began = time.monotonic()
-            tokens = batch(step, options.batch_size, device)
-            loss = cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            time.sleep(max(0.0, options.pace_s - (time.monotonic() - began)))
-            run.step(step, loss=loss.item())
-            if run.should_stop or (step + 1) % options.save_every == 0 or step + 1 == options.steps:
-                with run.section("checkpoint"):
-                    save(options.checkpoint, step, model, optimizer)
-            first = step + 1
-            if run.should_stop:
-                break
-    print(f"ended after step {first - 1}", flush=True)
+        for attempt in run.attempts():
+            with attempt:
+                train(it, run, options)
+    print(f"ended after step {it.done - 1}", flush=True)
     dist.destroy_process_group()
 
 

@@ -62,6 +62,7 @@ def environment(tmp_path: Path, spec: JobSpec) -> dict[str, str]:
         ({"command": ("python",), "num_layers": 3}, "knows nothing of num_layers"),
         ({"command": ("python",), "train_iters": 3, "lr": 0.1}, "knows nothing of train_iters, lr"),
         ({"working_dir": "/x"}, "working_dir means nothing without a command"),
+        ({"parks": True}, "parks means nothing without a command"),
         ({"env": {"A": "1"}, "checkpoint_dir": "x"}, "env, checkpoint_dir means nothing without a command"),
         ({"command": ("python",), "repair_tracker": True}, "repair_tracker needs a checkpoint_dir"),
         ({"command": ("python",), "env": {"RANK": "1", "UNICRON_NODE": "x"}}, "env sets RANK, UNICRON_NODE"),
@@ -127,6 +128,12 @@ def test_a_rank_finds_what_torchrun_would_tell_it(tmp_path: Path) -> None:
     assert found["TORCHELASTIC_RESTART_COUNT"] == "2"
     assert Path(found["UNICRON_WORKING_DIR"]) == tmp_path / "work" / "a"
     assert Path(found["UNICRON_WORKING_DIR"]).is_dir()
+
+
+def test_nccl_ends_only_processes_that_do_not_park(tmp_path: Path) -> None:
+    usual, parks = environment(tmp_path, SPEC), environment(tmp_path, replace(SPEC, parks=True))
+    assert (usual["TORCH_NCCL_ASYNC_ERROR_HANDLING"], usual.get("TORCH_NCCL_BLOCKING_WAIT")) == ("1", None)
+    assert (parks["TORCH_NCCL_ASYNC_ERROR_HANDLING"], parks["TORCH_NCCL_BLOCKING_WAIT"]) == ("0", "1")
 
 
 def test_the_owners_variables_are_there_and_may_replace_what_is_only_a_default(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from scenes import Scene, running_pair
 
 from unicron_lib.domain.actions import Respond
 from unicron_lib.domain.failures import ErrorKind
+from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import STEP_ORDER, Assignment, Hold, Layout, Plan, Slot, StepKind
 from unicron_lib.planning.holding import memory_of, whole_replicas
 
@@ -58,6 +59,15 @@ def test_a_healthy_job_that_is_moved_parks_at_the_end_of_an_iteration(scene: Sce
     assert hold is not None
     assert not hold.abort
     assert set(hold.kept) < set(plan.assignment_of("gpt-a").slots), "it grows"
+
+
+@pytest.mark.parametrize("parks", [True, False])
+def test_of_commands_only_one_that_parks_lives_on(scene: Scene, *, parks: bool) -> None:
+    job = scene.state.jobs["gpt-a"]
+    spec = JobSpec(job="gpt-a", command=("python",), min_gpus=2, throughput_flops=job.spec.throughput_flops, parks=parks)
+    scene.state = scene.state.with_job(replace(job, spec=spec))
+    scene.fail(ErrorKind.PROCESS_EXIT, "gpt-a", 1)
+    assert (hold_in(planned(scene)) is not None) is parks
 
 
 def test_a_job_that_ends_or_gets_no_gpus_holds_nothing(scene: Scene) -> None:

@@ -1,24 +1,18 @@
 """A script's session, alone and with somebody who listens."""
 
-import json
 import os
-import queue
 import signal
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
 import pytest
-from pydantic import TypeAdapter
+from listener import Listener
 
 from unicron_lib.agent.beats import BeatReader
 from unicron_lib.detection.sections import Section
-from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.training import session as session_module
 from unicron_lib.training.environment import read_environment
 from unicron_lib.training.session import session
@@ -47,53 +41,6 @@ def test_the_import_is_cheap() -> None:
     code = "import unicron_lib.training.session, sys; print({'torch', 'megatron', 'prefect', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "set()"
-
-
-class Listener:
-    """Stands for the agent."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "s"
-        self._server = socket.socket(socket.AF_UNIX)
-        self._server.bind(str(self.path))
-        self._server.listen()
-        self.variables = {
-            "UNICRON_JOB_SPEC": TypeAdapter(JobSpec).dump_json(JobSpec(job="a", command=("x",))).decode(),
-            "UNICRON_GENERATION": "2",
-            "RANK": "1",
-            "WORLD_SIZE": "2",
-            "LOCAL_RANK": "0",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "1",
-            "UNICRON_RUN_DIR": str(folder),
-            "UNICRON_AGENT_SOCKET": str(self.path),
-            "UNICRON_STORE_URL": "file:///nowhere",
-            "UNICRON_BEAT_FILE": str(folder / "beats"),
-            "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"),
-        }
-        self._heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._connection: socket.socket | None = None
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        with suppress(OSError):
-            self._connection, _ = self._server.accept()
-            for line in self._connection.makefile("rb"):
-                self._heard.put(line)
-
-    def hear(self) -> dict[str, object]:
-        return json.loads(self._heard.get(timeout=20))
-
-    def order(self, order: str, **more: object) -> None:
-        assert self._connection
-        self._connection.sendall(json.dumps({"order": order, **more}).encode() + b"\n")
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        for it in (self._connection, self._server):
-            if it:
-                it.close()
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def command_environment(facts: NodeFacts, command: LaunchRanks, rank: dict[str, 
         directory.mkdir(parents=True, exist_ok=True)
     return {
         "PYTHONUNBUFFERED": "1",  # what it printed last is the evidence of how it ended
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        **_handling_of_nccl_errors(command.spec),
         **command.spec.env,
         **rank,
         "ROLE_NAME": "default",
@@ -47,6 +47,13 @@ def command_environment(facts: NodeFacts, command: LaunchRanks, rank: dict[str, 
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         WORKING_DIR: str(directory),
     }
+
+
+def _handling_of_nccl_errors(spec: JobSpec) -> dict[str, str]:
+    """The process ends; one that parks must hear of an error where it waits, before it uses what a broken collective left."""
+    if spec.parks:
+        return {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "1"}
+    return {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 
 
 def still_alive(rank: Rank) -> Progress:

@@ -13,13 +13,20 @@ GENTLE = 2 / 3
 
 
 async def hold(supervisor: Supervisor, command: HoldRanks) -> tuple[Rank, ...]:
-    """The ranks of older generations, each of them parked or gone on return."""
-    ranks = supervisor.ranks.below(command.job, command.below_generation)
-    supervisor.kill(rank for rank in _unsettled(ranks) if rank.rank in command.condemned)
+    """The ranks of older generations, each of them parked or gone on return; commands that cannot park may be busy.
+
+    Those are treated as in a job that does not park: drained, unless something has failed.
+    """
+    everybody = supervisor.ranks.below(command.job, command.below_generation)
+    supervisor.kill(rank for rank in _unsettled(everybody) if rank.rank in command.condemned)
+    ranks = tuple(rank for rank in everybody if rank.can_park)
     left_s = command.deadline_s
     if not command.abort:
         _ask(ranks, "park")
-        await _until_settled(supervisor, ranks, GENTLE * left_s)
+        for rank in _unsettled(everybody):
+            if rank.is_alive and not rank.can_park:
+                supervisor.drain(rank)
+        await _until_settled(supervisor, everybody, GENTLE * left_s)
         left_s -= GENTLE * left_s
     _ask(ranks, "abort")
     await _until_settled(supervisor, ranks, left_s)
@@ -28,7 +35,7 @@ async def hold(supervisor: Supervisor, command: HoldRanks) -> tuple[Rank, ...]:
     for rank in ranks:
         if rank.is_parked:
             rank.held_for = max(rank.held_for, command.below_generation)
-    return ranks
+    return everybody
 
 
 def lives_on(rank: Rank, command: StopRanks) -> bool:

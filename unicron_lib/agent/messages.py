@@ -268,7 +268,8 @@ class HoldRanks:
     """Have the ranks of all generations below `below_generation` park with their state in memory, within `deadline_s`.
 
     With `abort` at once, else together at an iteration's end. `condemned` ranks, which are known to hang, are killed, and so is
-    who has not parked in time. Result: as of `DrainRanks`, with `gpu` and `micro_batches` of each rank.
+    who has not parked in time. A command that cannot park is not waited for, or drained if nothing has failed. Result: as of
+    `DrainRanks`, with `gpu` and `micro_batches` of each rank.
     """
 
     step: str

@@ -20,12 +20,13 @@ SLOT = "slot of "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankHello:
-    """First line of a rank."""
+    """First line of a rank, and another one once it can park: our trainer always can, a command if its script says so."""
 
     job: str
     generation: int
     rank: int
     pid: int
+    parks: bool = False
     type: Literal["rank_hello"] = "rank_hello"
 
 

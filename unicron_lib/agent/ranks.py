@@ -38,7 +38,8 @@ class Rank:
 
     A parked one keeps the gradients of `micro_batches` of the iteration under way; it may live on in the generation `held_for`,
     which may not be that of today. `silent` is set when its connection has ended and was read to the end, `judged` when its end
-    has been dealt with. One that `is_command` runs its job's command: it may never say a word. One that `needs_peers` may wait
+    has been dealt with. One that `is_command` runs its job's command: it may never say a word, and can park only if it has said
+    that it `parks`. One that `needs_peers` may wait
     for others in its own part of an iteration, too.
     """
 
@@ -48,6 +49,7 @@ class Rank:
     gpu: int
     limits: Limits = field(default_factory=Limits)
     is_command: bool = False
+    parks: bool = False
     world_size: int = 0
     needs_peers: bool = False
     phase: Phase = Phase.RUNNING
@@ -84,6 +86,11 @@ class Rank:
     def ended_well(self) -> bool:
         """Whether its process has ended with exit code 0."""
         return self.process is not None and self.process.exit_code == 0
+
+    @property
+    def can_park(self) -> bool:
+        """Whether it understands that it is to park."""
+        return self.parks or not self.is_command
 
     @property
     def is_parked(self) -> bool:

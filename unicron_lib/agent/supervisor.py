@@ -99,7 +99,7 @@ class Supervisor:
         before = held.key
         self.ranks.renew(held, generation=command.generation, number=number, limits=Limits.of(command.spec))
         held.world_size, held.needs_peers = command.world_size, _needs_peers(command)
-        environment = rank_environment(self.facts, command, number, self._socket, keeps_device=True)
+        environment = self._environment(command, number, keeps_device=True)
         held.order(RankOrder(order="assign", environment=environment))
         log.info("rank %s with pid %d lives on as rank %s", before, held.pid, held.key)
         return held
@@ -109,11 +109,10 @@ class Supervisor:
         new = Rank(job=command.job, generation=command.generation, rank=rank, gpu=gpu, limits=limits)
         new.is_command, new.world_size, new.needs_peers = is_command, command.world_size, _needs_peers(command)
         self.ranks.add(new)
-        environment = rank_environment(self.facts, command, rank, self._socket)
         try:
             new.process = await self._forks.spawn(
                 target=COMMAND_TARGET if is_command else self._target,
-                env=command_environment(self.facts, command, environment) if is_command else environment,
+                env=self._environment(command, rank),
                 log_file=log_file(self.facts, new.job, new.generation, f"r{rank}"),
                 on_exit=partial(self._exited, new),
             )
@@ -125,6 +124,10 @@ class Supervisor:
             asyncio.get_running_loop().call_later(ALIVE_S, self._vouch, new)
         return new
 
+    def _environment(self, command: LaunchRanks, rank: int, *, keeps_device: bool = False) -> dict[str, str]:
+        variables = rank_environment(self.facts, command, rank, self._socket, keeps_device=keeps_device)
+        return command_environment(self.facts, command, variables) if command.spec.command else variables
+
     def _vouch(self, rank: Rank) -> None:
         """Say of a command that has not spoken for itself that it runs."""
         runs = rank.phase is Phase.RUNNING and (rank.is_alive or rank.ended_well)
@@ -135,7 +138,7 @@ class Supervisor:
         """Take in what a rank said."""
         match message:
             case RankHello():
-                pass
+                rank.parks = rank.parks or message.parks
             case Progress():
                 rank.iteration, rank.progress = message.iteration, message
                 self.on_news(message)

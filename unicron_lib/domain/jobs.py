@@ -22,7 +22,7 @@ FINITE = (
     *("weight", "transition_s", "lr", "min_lr", "weight_decay", "clip_grad", "hidden_dropout", "pace_s", "restart_window_s"),
     *("hang_factor", "hang_patience_s", "distributed_timeout_minutes"),
 )
-OF_A_COMMAND = ("working_dir", "env", "checkpoint_dir", "repair_tracker")
+OF_A_COMMAND = ("working_dir", "env", "checkpoint_dir", "repair_tracker", "parks")
 OF_THE_TRAINER = (
     *("num_layers", "hidden_size", "num_attention_heads", "seq_length", "vocab_size", "micro_batch_size", "global_batch_size"),
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "parallel_layouts"),
@@ -63,7 +63,7 @@ class JobSpec:
     A job with a `command` is any program that torchrun could start; a first word `python` is the agent's own interpreter. It
     has no keys of our trainer. It runs in `working_dir` ("": a directory of the job's own on each node), with `env` on top of
     the agent's variables. `checkpoint_dir` is where it saves in Megatron-LM's layout, if it does: then its tracker file is
-    checked before each start, and with `repair_tracker` put back to the newest complete iteration.
+    checked before each start, and with `repair_tracker` put back to the newest complete iteration. One that `parks` lives on.
     Raises ValueError with one sentence for a value that is out of range or contradicts another one.
     """
 
@@ -93,6 +93,7 @@ class JobSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     checkpoint_dir: str = ""
     repair_tracker: bool = False
+    parks: bool = False
 
     num_layers: int = 2
     hidden_size: int = 64

@@ -21,11 +21,13 @@ def hold_of(
     """How the ranks of `job`, as it is before the plan, live on in `assignment`; None if none of them does.
 
     They do on the GPUs that it keeps, on nodes that are `reachable`, unless their state is not to be gone on from (the job goes
-    back, or this submission has not begun) or is cut otherwise than in `assignment`, or an attempt with them has failed; a
-    command of the user's knows nothing of it.
+    back, or this submission has not begun) or is cut otherwise than in `assignment`, or an attempt with them has failed; of
+    commands only one that parks can.
     """
     name = job.spec.job
-    if assignment is None or job.spec.command or not job.restored or job.rolled_back_to is not None or name in plan.rewinds:
+    if assignment is None or not job.restored or job.rolled_back_to is not None or name in plan.rewinds:
+        return None
+    if job.spec.command and not job.spec.parks:
         return None
     incidents = [state.incidents[it] for it in plan.incidents]
     if job.stuck_restarts >= MOST_IN_VAIN or _has_failed_before(state, incidents, name):

@@ -31,6 +31,7 @@ from unicron_lib.training.environment import LOG_FILE, RankEnvironment, read_env
 from unicron_lib.training.handover import Memory
 from unicron_lib.training.last_words import end_with_threads, last_words
 from unicron_lib.training.link import AgentLink
+from unicron_lib.training.output import write_to
 from unicron_lib.training.peers import CollectiveFailed, Parked
 from unicron_lib.training.replica import Replica
 from unicron_lib.training.siblings import Siblings
@@ -158,7 +159,7 @@ class Rank:
         if self._term is not None:
             self._term.close()
         before, self._env = self._env, replace_environment(os.environ, variables)
-        _write_to(os.environ.get(LOG_FILE))
+        write_to(os.environ.get(LOG_FILE))
         self._beats = BeatWriter.open(self._env.beat_file)
         log.info(
             "rank %d of generation %d goes on as rank %d of generation %d",
@@ -185,23 +186,6 @@ def _fresh(env: RankEnvironment, device: torch.device) -> Memory:
 def _snapshots(env: RankEnvironment, directory: Path) -> Snapshots:
     part = env.layout.part(env.rank)
     return Snapshots(SlotPair(directory, part), env.spec, travelling=SlotPair(directory, part, TRAVELS) if part else None)
-
-
-def _write_to(file: str | None) -> None:
-    """Have all output of this process go to `file`, C++'s too; it stays where it is if that cannot be."""
-    if not file:
-        return
-    sys.stdout.flush()
-    sys.stderr.flush()
-    try:
-        Path(file).parent.mkdir(parents=True, exist_ok=True)
-        out = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        log.warning("the output stays where it is: %s", error)
-        return
-    for own in (1, 2):
-        os.dup2(out, own)
-    os.close(out)
 
 
 def _exit_on_sigterm() -> None:

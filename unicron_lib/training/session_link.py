@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Self
 
 from unicron_lib.agent.rank_messages import FromRank, RankOrder, from_rank, rank_order
+from unicron_lib.training.parking import Parking
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +22,11 @@ class SessionLink:
         self._socket = connection
         self._faults: deque[RankOrder] = deque()
         self._slowness = 1.0
+        self._sending = threading.Lock()
         self.is_draining = False
         """Whether the agent has asked for a stop."""
+        self.parking: Parking | None = None
+        """Of a script that can park: who heeds what is ordered about it."""
         threading.Thread(target=self._listen, name="unicron-session", daemon=True).start()
 
     @classmethod
@@ -43,7 +47,7 @@ class SessionLink:
 
     def send_line(self, line: bytes) -> None:
         """Tell what is in the form of a message already."""
-        with suppress(OSError):
+        with suppress(OSError), self._sending:
             self._socket.sendall(line)
 
     def suffer(self, duration_s: float) -> None:
@@ -65,11 +69,15 @@ class SessionLink:
     def _listen(self) -> None:
         with suppress(OSError, ValueError), self._socket.makefile("rb") as lines:
             for line in lines:
-                order = rank_order.validate_json(line)
-                if order.order == "drain":
-                    self.is_draining = True
-                else:
-                    self._faults.append(order)
+                self._take(rank_order.validate_json(line))
+        if self.parking is not None:
+            self.parking.take(RankOrder(order="quit"))  # who waits for an agent that is gone would wait for ever
+
+    def _take(self, order: RankOrder) -> None:
+        if order.order == "drain":
+            self.is_draining = True
+        elif self.parking is None or not self.parking.take(order):
+            self._faults.append(order)
 
 
 def _injected(text: str) -> Exception:

@@ -8,7 +8,6 @@ from typing import Any
 from unicron_lib.training.environment import RankEnvironment
 
 log = logging.getLogger(__name__)
-KEY = "stop"
 STORE_TIMEOUT_S = 10.0
 
 
@@ -19,8 +18,10 @@ class CommonStop:
     without it, so whoever looks after n + 1 finds it written: all stop there. This needs one gradient exchange a step.
     """
 
-    def __init__(self, env: RankEnvironment) -> None:
+    def __init__(self, env: RankEnvironment, key: str = "stop") -> None:
+        """What ranks are asked to do has a `key` of its own."""
         self._env = env
+        self._key = key
         self._store: Any = None
         self._at: int | None = None
         self._is_broken = False
@@ -47,9 +48,9 @@ class CommonStop:
             return
         self._store = self._store or self._connect()
         if asked:
-            self._at = int(self._store.compare_set(KEY, "", str(step + 1)))
-        elif self._store.check([KEY]):
-            self._at = int(self._store.get(KEY))
+            self._at = int(self._store.compare_set(self._key, "", str(step + 1)))
+        elif self._store.check([self._key]):
+            self._at = int(self._store.get(self._key))
 
     def _connect(self) -> Any:
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]

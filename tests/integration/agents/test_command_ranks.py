@@ -9,7 +9,16 @@ import psutil
 import pytest
 from local_cluster import HERE, LocalCluster, eventually, pids
 
-from unicron_lib.agent.messages import DrainRanks, InjectFault, OpenRendezvous, RankExited, RankStalled, Reply, StopRanks
+from unicron_lib.agent.messages import (
+    DrainRanks,
+    HoldRanks,
+    InjectFault,
+    OpenRendezvous,
+    RankExited,
+    RankStalled,
+    Reply,
+    StopRanks,
+)
 from unicron_lib.agent.rank_messages import RankFailed, RankFinished
 from unicron_lib.controller.views import JobProgress
 from unicron_lib.detection.classify import classify
@@ -145,6 +154,19 @@ async def test_a_drain_lets_a_script_with_a_session_save(cluster: LocalCluster) 
     assert [rank["state"] for rank in reply.result["ranks"]] == ["drained", "drained"]
     assert (work(cluster, "parting") / "saved-1").exists()
     assert not await cluster.client.observations(job="parting", wait_s=0.0)
+
+
+async def test_a_script_that_has_not_come_to_park_is_treated_as_any_other(cluster: LocalCluster) -> None:
+    """It is not waited for when something has failed, and let save when nothing has."""
+    await start(cluster, "parks-not", "with_session", ranks=2, parks=True)
+    await progress_of(cluster, "parks-not", 1, ranks=2)
+    asked = {"job": "parks-not", "below_generation": 2, "deadline_s": 10.0}
+    lost = await cluster.client.command("n0", HoldRanks(step="hold-1", **asked, abort=True))
+    assert [rank["state"] for rank in lost.result["ranks"]] == ["busy", "busy"]
+    moved = await cluster.client.command("n0", HoldRanks(step="hold-2", **asked))
+    assert [rank["state"] for rank in moved.result["ranks"]] == ["drained", "drained"]
+    assert (work(cluster, "parks-not") / "saved-1").exists()
+    assert not await cluster.client.observations(job="parks-not", wait_s=0.0)
 
 
 async def test_a_drain_is_sigterm_to_a_script_without_a_session(cluster: LocalCluster) -> None:
