@@ -38,6 +38,16 @@ def may_begin_from_memory(job: JobState) -> bool:
     return is_kept and job.restored and job.rolled_back_to is None and job.stuck_restarts < MOST_IN_VAIN
 
 
+def is_kept(job: JobState, nodes: Collection[str], answering: Collection[str]) -> bool:
+    """Whether a state of the job, which was on `nodes`, is in the memory of one of those that answer.
+
+    Ranks keep their own node's slots; of a job on one node another one has a copy. Cut replicas keep none.
+    """
+    if not nodes or job.spec.replica_gpus > 1 or not may_begin_from_memory(job):
+        return False
+    return bool(answering) if len(nodes) == 1 else not set(nodes).isdisjoint(answering)
+
+
 def choose(
     slots: Iterable[HeldSlot], nodes: Sequence[str], *, floor: int, saved: Place | None, racks: Mapping[str, str]
 ) -> MemorySource | None:

@@ -11,6 +11,7 @@ from unicron_lib.domain.jobs import JobState, JobStatus
 from unicron_lib.domain.plans import Assignment, Slot
 from unicron_lib.planning import explain, placement, pooled, throughput, transition_cost
 from unicron_lib.planning.fitting import Fitted
+from unicron_lib.planning.memory import is_kept
 from unicron_lib.planning.placement import Rules
 from unicron_lib.planning.pools import Market
 from unicron_lib.planning.reachability import CheckpointFormat, reachable
@@ -172,8 +173,18 @@ class Scene:
         gone = max(lost, job.spec.job in self.respond.faulted)
         move = transition_cost.move_of(job.spec, profile.flops(len(slots)))
         has_replica = gone < len(slots) // job.spec.replica_gpus
-        origin = transition_cost.source(move, moves=True, has_replica=has_replica, bandwidths=self.bandwidths)
+        # memory is asked only when no rank lives on
+        is_in_memory = not has_replica and is_kept(job, {slot.node for slot in slots}, self._answering)
+        origin = transition_cost.source(
+            move, moves=True, has_replica=has_replica, is_in_memory=is_in_memory, bandwidths=self.bandwidths
+        )
         return transition_cost.transition_s(move, origin, self.bandwidths)
+
+    @cached_property
+    def _answering(self) -> frozenset[str]:
+        """Nodes whose memory can be asked for, whether or not ranks may run there."""
+        silent = {NodeStatus.LOST, NodeStatus.SUSPECT}
+        return frozenset(node.id for node in self.state.nodes.values() if node.status not in silent)
 
     @property
     def home(self) -> dict[str, str]:
