@@ -28,7 +28,7 @@ FORESIGHT_S = 10.0
 log = logging.getLogger("unicron.planning")
 
 
-@task(name="plan", task_run_name="plan {respond.kind}", persist_result=True)
+@task(name="plan", task_run_name="plan {respond.kind}", persist_result=True, result_serializer="json")
 async def decide_plan(respond: Respond) -> Plan:
     """The plan that answers `respond`, journalled. Raises IllegalTransition if another plan got there first."""
     found = services()
@@ -91,14 +91,18 @@ def plan_with(state: ClusterState, respond: Respond, solve: Solve) -> Plan:
         outlook=_outlook(settings),
         rules=Rules(max_jobs_per_node=settings.max_jobs_per_node or None),
         pool_rules=services().pool_rules,
-        bandwidths=Bandwidths(replica=settings.replica_bytes_per_s, store=settings.store_bytes_per_s),
+        bandwidths=Bandwidths(
+            replica=settings.replica_bytes_per_s,
+            peer_memory=settings.replica_bytes_per_s,  # the same network
+            store=settings.store_bytes_per_s,
+        ),
         time_limit_s=settings.solve_limit_s,
         timer=time.perf_counter,
         solve=solve,
     )
 
 
-@task(name="complete", task_run_name="complete {plan}", persist_result=True)
+@task(name="complete", task_run_name="complete {plan}", persist_result=True, result_serializer="json")
 async def complete(plan: str) -> None:
     """Journal that all steps of `plan` are done: its incidents are closed."""
     done = RecoveryCompleted(id=f"done/{plan}", at=time.time(), plan=plan)

@@ -41,7 +41,7 @@ OWN_CHECKPOINTS: Result = {"source": "its own checkpoints", "iteration": None, "
 """Where a job with a command goes on: that is its own business."""
 
 
-@task(name="step", task_run_name="{step.kind} {step.job}", persist_result=True)
+@task(name="step", task_run_name="{step.kind} {step.job}", persist_result=True, result_serializer="json")
 async def carry_out(plan: Plan, step: Step) -> Result:
     """Carry out one step and journal it; its result is what later steps need. Raises StepFailed."""
     result = await _EFFECTS[step.kind](plan, step)

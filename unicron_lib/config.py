@@ -32,9 +32,9 @@ class Settings:
     With a `repair_s` above 0, plans for a node loss compare what else could be done, at these prices; a `dollars_per_eflop`
     of 0 means that nobody has said what FLOP are worth. `pools_file` has the prices and limits of several pools; whether
     jobs had better change pools is looked at every `rebalance_s`, never if it is 0. At `replica_bytes_per_s` a job's whole
-    state goes on from a surviving replica, at `store_bytes_per_s` from the object store. `check_nodes` says which idle nodes
-    are checked unasked: those that `rejoined` after they had failed, those that a new job may `launch` on, all once a day that
-    are `idle`.
+    state goes on from a surviving replica or a node's memory, at `store_bytes_per_s` from the object store. `check_nodes` says
+    which idle nodes are checked unasked: those that `rejoined` after they had failed, those that a new job may `launch` on, all
+    once a day that are `idle`.
     """
 
     store_url: str

@@ -43,7 +43,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     bucket = f"bucket-{abs(hash(str(tmp_path)))}"
     boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=bucket)
-    return S3Store(bucket, "some/prefix", part_bytes=PART)
+    return S3Store(bucket, "some/prefix", part_bytes=PART, range_bytes=PART)
 
 
 def test_what_is_put_can_be_read(store: ObjectStore) -> None:

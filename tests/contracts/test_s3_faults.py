@@ -54,7 +54,7 @@ def s3(server: Server, kept_client, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 @pytest.fixture
 def store(s3: FaultyS3) -> S3Store:
-    made = S3Store("bucket", "prefix", part_bytes=PART)
+    made = S3Store("bucket", "prefix", part_bytes=PART, range_bytes=PART)
     assert made._large.client, "a client is not made within a deadline of these tests"
     assert made._connection.client
     return made
@@ -216,7 +216,7 @@ def test_encryption_is_asked_for_where_it_is_wanted(s3: FaultyS3, monkeypatch: p
     monkeypatch.setenv("UNICRON_S3_SSE", "aws:kms")
     monkeypatch.setenv("UNICRON_S3_SSE_KMS_KEY_ID", "key-1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of clients that are watched")
-    store = S3Store("bucket", "prefix", part_bytes=PART)
+    store = S3Store("bucket", "prefix", part_bytes=PART, range_bytes=PART)
     for connection in (store._connection, store._large):
         connection.client.meta.events.register(
             "before-send.s3", lambda request, **_: asked.append((request.method, dict(request.headers)))

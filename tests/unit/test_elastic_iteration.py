@@ -1,8 +1,11 @@
 """An iteration that one generation begins and another one ends: what is kept, copied, computed and told."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import elastic_world
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,7 +13,9 @@ from elastic_world import CPU, CountingReplica, Generation, World, small_job, st
 from memory_peers import Fault
 
 from unicron_lib.training.effort import Effort
+from unicron_lib.training.handover import Memory
 from unicron_lib.training.loop import Work
+from unicron_lib.training.position import Position
 from unicron_lib.training.replica import Replica
 
 SPEC = small_job()
@@ -183,3 +188,33 @@ def test_micro_batches_that_are_added_later_leave_final_buckets_alone(pool) -> N
     work.do(replica, effort)
     assert [bool(bucket.any()) for bucket in replica.buckets] == [False, True, True, True]
     assert torch.equal(replica.buckets[2], torch.full_like(replica.buckets[2], 3.0))
+
+
+class Kept:
+    """Stands in for a node's slots: notes whose state is kept, by where that lies."""
+
+    def __init__(self) -> None:
+        self.addresses: set[int] = set()
+
+    def is_due(self, _iteration: int) -> bool:
+        return True
+
+    def keep(self, _position: Position, state: dict[str, torch.Tensor], *, travels: bool) -> bool:
+        assert not travels
+        self.addresses.add(address_of(state))
+        return True
+
+
+def address_of(state: dict[str, torch.Tensor]) -> int:
+    return next(iter(state.values())).data_ptr()
+
+
+def test_of_the_ranks_of_a_node_one_keeps_the_state_for_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept()
+    monkeypatch.setattr(elastic_world, "Memory", partial(Memory, snapshots=kept))
+    told = world._environment
+    monkeypatch.setattr(
+        world, "_environment", lambda rank, size, **node: replace(told(rank, size, **node), keeps=int(rank == 0))
+    )
+    assert world.live(Generation(size=4))
+    assert kept.addresses == {address_of(world.people[1].replica.state())}

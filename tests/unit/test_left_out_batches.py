@@ -1,5 +1,6 @@
 """Batches that are left out: the order of the others, what the ledger proves, and which checkpoints still count."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ from hypothesis import strategies as st
 from unicron_lib.adapters.files import FileStore
 from unicron_lib.checkpointing.manifest import Manifest
 from unicron_lib.checkpointing.repository import CheckpointRepository
+from unicron_lib.detection.loss_guard import Point
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout
 from unicron_lib.training.data import SampleOrder, open_corpus, permutation, sample_order
+from unicron_lib.training.doubt import Doubt
 from unicron_lib.training.ledger import Entry, Ledger, check_ledger, read_left_out
 from unicron_lib.training.saver import reach_of
 
@@ -94,6 +97,36 @@ def test_checkpoints_from_after_the_harm_count_no_more_for_anybody(repository):
 )
 def test_how_old_the_oldest_checkpoint_must_be(keys, reach):
     assert reach_of(JobSpec(job="a", **keys), 100) == reach
+
+
+def test_what_is_from_before_a_spike_stays_until_that_is_decided():
+    keys = {"loss_spike_patience_iters": 10}
+    assert reach_of(JobSpec(job="a", **keys), 100, doubted_from=95) == 80
+    assert reach_of(JobSpec(job="a", **keys), 200, doubted_from=95) == 94
+    assert reach_of(JobSpec(job="a", loss_guard=False), 200, doubted_from=95) == 94
+
+
+def doubt_over(doubt: Doubt, losses: Iterable[float], *, first: int, generation: int = 1) -> list[int | None]:
+    """Since when the loss is doubted, after each iteration from `first` on."""
+    since = []
+    for iteration, loss in enumerate(losses, first):
+        doubt.look(generation, Point(iteration=iteration, loss=loss, grad_norm=loss))
+        since.append(doubt.since)
+    return since
+
+
+def test_a_rank_doubts_a_spike_until_it_passes_or_is_gone_back_from():
+    doubt = Doubt(patience_iters=10)
+    assert set(doubt_over(doubt, [2.0] * 50, first=0)) == {None}
+    assert doubt_over(doubt, [9.0] * 60, first=50)[3:] == [50] * 57, "longer than the patience: nobody has decided"
+    assert set(doubt_over(doubt, [9.0] * 5, first=110, generation=2)) == {50}, "others have failed meanwhile"
+    assert set(doubt_over(doubt, [2.0] * 30, first=45, generation=3)) == {None}, "gone back"
+    assert doubt_over(doubt, [9.0] * 5, first=75, generation=3)[3:] == [75] * 2
+    assert doubt_over(doubt, [2.0] * 8, first=80, generation=3)[5:] == [None] * 3, "it has passed"
+
+
+def test_without_a_guard_nothing_is_doubted():
+    assert set(doubt_over(Doubt(), [2.0] * 50 + [9.0] * 30, first=0)) == {None}
 
 
 def test_checkpoints_are_kept_until_one_is_old_enough(repository):

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unicron_lib.domain.jobs import JobSpec, JobState
-from unicron_lib.planning.memory import Fetch, HeldSlot, MemorySource, choose, lacks_copies, may_begin_from_memory, peers_of
+from unicron_lib.planning.memory import (
+    Fetch,
+    HeldSlot,
+    MemorySource,
+    choose,
+    is_kept,
+    lacks_copies,
+    may_begin_from_memory,
+    peers_of,
+)
 
 RACKS = {"n1": "r1", "n2": "r1", "n3": "r2", "n4": ""}
 
@@ -174,3 +183,21 @@ def test_a_training_that_goes_on_may() -> None:
 )
 def test_others_may_not(changed) -> None:
     assert not may_begin_from_memory(replace(READY, **changed))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "answering", "expected"),
+    [
+        ({"n1", "n2"}, {"n2", "n3"}, True),
+        ({"n1", "n2"}, {"n3"}, False),
+        ({"n1"}, {"n1"}, True),
+        ({"n1"}, {"n3"}, True),
+        ({"n1"}, set(), False),
+        (set(), {"n1"}, False),
+    ],
+)
+def test_a_state_outlives_its_ranks_on_their_nodes_and_on_the_peer_of_a_job_of_one(nodes, answering, expected) -> None:
+    spec = JobSpec(job="a")
+    assert is_kept(JobState(spec=spec, restored=True), nodes, answering) is expected
+    assert not is_kept(JobState(spec=spec), nodes, answering)
+    assert not is_kept(JobState(spec=replace(spec, memory_interval=0), restored=True), nodes, answering)

@@ -266,6 +266,19 @@ def test_a_move_costs_by_where_the_state_comes_from() -> None:
         assert worth(scene, plan, num_gpus) - plan.gain == pytest.approx(expected + others, rel=1e-3)
 
 
+def test_a_job_that_is_kept_in_memory_loses_what_came_after_the_last_copy() -> None:
+    """A job of one rank, which failed: nobody lives on, but its node has the state of two iterations ago, or a peer has."""
+    spec = JobSpec(job="one", max_gpus=1, throughput_flops={1: 5.0e8}, memory_interval=4)
+    running_one = running(one=spec)
+    state = replace(running_one, jobs={"one": replace(running_one.jobs["one"], restored=True)})
+    (home,) = state.jobs["one"].nodes
+    redone_flop = iteration_flops(spec) * spec.memory_interval / 2
+    for scene, num_gpus in ((state, 8), (without(state, home), 6)):
+        plan = plan_for(scene, respond(faulted=("one",)))
+        lost_flop = spec.throughput_flops[1] * spec.transition_s + redone_flop
+        assert worth(scene, plan, num_gpus) - plan.gain == pytest.approx(lost_flop, rel=1e-3)
+
+
 def worth(state: ClusterState, plan: Plan, num_gpus: int) -> float:
     """What the jobs earn until the next failure, in FLOP."""
     specs = {name: job.spec for name, job in state.jobs.items()}

@@ -9,10 +9,12 @@ import torch
 from unicron_lib.checkpointing import slots
 from unicron_lib.checkpointing.room import Room
 from unicron_lib.checkpointing.slots import HEADER_BYTES, SlotPair
+from unicron_lib.checkpointing.tensors import unpack
 from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.planning.cadence import SHARE
 from unicron_lib.training.position import Position
 from unicron_lib.training.replica import Replica
-from unicron_lib.training.snapshots import SHARE, Cadence, Snapshots
+from unicron_lib.training.snapshots import Cadence, Snapshots
 
 SPEC = JobSpec(job="a", num_layers=1, hidden_size=16, num_attention_heads=2, seq_length=16, memory_interval=1)
 
@@ -45,6 +47,17 @@ def test_the_state_comes_back_bit_by_bit(pair: SlotPair, replica: Replica) -> No
     assert Snapshots(SlotPair(pair.directory), SPEC).restore((3, 7), newcomer, position)
     assert position == at(7, 3)
     assert all(torch.equal(tensor, newcomer.state()[name]) for name, tensor in replica.state().items())
+
+
+def test_all_ranks_of_a_node_restore_from_the_one_slot_at_once(pair: SlotPair, replica: Replica) -> None:
+    mine = Snapshots(pair, SPEC)
+    mine.keep(at(7), replica.state())
+    mine.settle()
+    with pair.reading((1, 7)):
+        for _ in range(2):
+            newcomer = Replica(SPEC, torch.device("cpu"))
+            assert Snapshots(SlotPair(pair.directory), SPEC).restore((1, 7), newcomer, Position())
+            assert all(torch.equal(tensor, newcomer.state()[name]) for name, tensor in replica.state().items())
 
 
 def test_what_is_not_there_is_not_restored(pair: SlotPair, replica: Replica) -> None:
@@ -108,3 +121,45 @@ def test_cheap_copies_are_made_each_time() -> None:
     cadence = Cadence(interval=None)
     cadence.note(0, 1.0, 1.0005)
     assert cadence.is_due(1, 1.1)
+
+
+class Cudart:
+    """Stands in for CUDA's runtime: takes memory that it shall pin, and says `refusal`."""
+
+    def __init__(self, refusal: int = 0) -> None:
+        self.pinned: list[tuple[int, int]] = []
+        self._refusal = refusal
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 - CUDA's own name
+        self.pinned.append((address, size))
+        return self._refusal + flags
+
+
+@pytest.mark.parametrize("refusal", [0, 2])
+def test_each_slot_of_a_gpu_s_state_is_pinned_once(refusal: int, pair: SlotPair, monkeypatch, caplog) -> None:
+    cudart = Cudart(refusal)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    mine, addresses = Snapshots(pair, SPEC), set()
+    for iteration in range(4):
+        claim = pair.claim(5000)
+        mine._pin(claim, torch.device("cuda", 0))
+        mine._pin(claim, torch.device("cpu"))
+        addresses.add((torch.frombuffer(claim.data, dtype=torch.uint8).data_ptr(), 5000))
+        mine._complete([claim], (1, iteration), 0.5)
+    assert len(addresses) == 2
+    assert sorted(cudart.pinned) == sorted(addresses)
+    assert len(caplog.records) == (2 if refusal else 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_a_gpu_writes_into_pinned_slots(pair: SlotPair) -> None:
+    mine = Snapshots(pair, SPEC)
+    state = {"param.w": torch.arange(1 << 20, dtype=torch.float32, device="cuda")}
+    for iteration in range(4):
+        assert mine.keep(at(iteration), state)
+        mine.settle()
+    slots_of_both = [torch.frombuffer(mapped.view, dtype=torch.uint8)[HEADER_BYTES:] for mapped in pair._mapped.values()]
+    assert [memory.is_pinned() for memory in slots_of_both] == [True, True]
+    with pair.reading((1, 3)) as (_, data):
+        assert torch.equal(unpack(data, "k")["param.w"], state["param.w"].cpu())

@@ -50,6 +50,19 @@ def test_what_was_packed_does_not_change_with_the_tensors() -> None:
     assert {name: tensor.unique().tolist() for name, tensor in unpack(packed, "k").items()} == {name: [1.0] for name in "wtg"}
 
 
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_views_of_one_buffer_are_packed_as_tensors_of_their_own_are(data: st.DataObject) -> None:
+    """What lies side by side is copied at once; neither order, gaps, overlaps nor strides change what is written."""
+    buffer = torch.arange(24, dtype=data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float64])))
+    cuts = data.draw(st.lists(st.tuples(st.integers(0, 24), st.integers(0, 24)), max_size=6))
+    parts = [*torch.split(buffer, data.draw(st.sampled_from([5, 8, 24]))), *(buffer[min(it) : max(it)] for it in cuts)]
+    parts += [buffer.view(4, 6).t(), buffer[::2], torch.arange(3), *torch.split(torch.arange(9.0), 4)]
+    views = dict(zip("abcdefghijklmnopqrstuvwxyz", data.draw(st.permutations(parts)), strict=False))
+    assert same(unpack(pack(views), "k"), views)
+    assert pack(views) == pack({name: view.clone(memory_format=torch.contiguous_format) for name, view in views.items()})
+
+
 def test_memory_that_fits_is_used_again() -> None:
     memory = pack({"w": torch.ones(5)})
     assert pack({"w": torch.zeros(5)}, memory) is memory

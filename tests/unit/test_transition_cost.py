@@ -1,12 +1,25 @@
 """D_transition by kind, and spares."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.errors import UserError
+from unicron_lib.planning.cadence import SHARE
+from unicron_lib.planning.model_profile import iteration_flops
 from unicron_lib.planning.spares import held_back
-from unicron_lib.planning.transition_cost import Bandwidths, Move, StateSource, source, transition_s
+from unicron_lib.planning.throughput import model_of
+from unicron_lib.planning.transition_cost import (
+    COPY_BYTES_S,
+    Bandwidths,
+    Move,
+    StateSource,
+    move_of,
+    source,
+    transition_s,
+)
 
 MOVE = Move(base_s=10.0, state_bytes=98e9, redo_s=300.0)
 """A 7B model with a checkpoint every 10 minutes."""
@@ -42,6 +55,19 @@ def test_a_replica_behind_a_slow_network_is_left_for_a_fresh_checkpoint() -> Non
 def test_of_equally_cheap_sources_the_nearest_is_taken() -> None:
     nothing = Move(base_s=10.0)
     assert source(nothing, moves=True, has_replica=True, is_in_memory=True) is StateSource.REPLICA
+
+
+def test_what_is_kept_in_memory_is_priced_by_how_often_it_is_copied() -> None:
+    spec = JobSpec(job="a", num_layers=24, hidden_size=2048, save_interval=100, memory_interval=5)
+    flops = iteration_flops(model_of(spec)) / 2.0  # two seconds an iteration
+    move = move_of(spec, flops)
+    assert (move.redo_s, move.redo_in_memory_s) == (pytest.approx(100.0), pytest.approx(5.0))
+    by_default = move_of(replace(spec, memory_interval=None), flops)
+    assert by_default.redo_in_memory_s == pytest.approx(move.state_bytes / COPY_BYTES_S / SHARE / 2)
+    instant = move_of(replace(spec, memory_interval=None), flops / 1e3)
+    assert instant.redo_in_memory_s == pytest.approx(1000.0), "an iteration is the least"
+    lost = MOVE.redo_s - 1.0
+    assert transition_s(replace(MOVE, redo_in_memory_s=lost), StateSource.PEER_MEMORY) == pytest.approx(10.0 + 19.6 + lost)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])

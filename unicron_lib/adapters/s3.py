@@ -31,15 +31,22 @@ T = TypeVar("T")
 class S3Store:
     """Objects under `prefix` of `bucket`, by boto3; endpoint and credentials come from the AWS_* variables.
 
-    Large ones go in parts of `part_bytes`, 5 MiB or more for S3 itself.
+    Large ones go in parts of `part_bytes`, 5 MiB or more for S3 itself, and come in ranges of `range_bytes`.
     """
 
     def __init__(
-        self, bucket: str, prefix: str = "", *, part_bytes: int = s3_transfer.PART_BYTES, small_s: float = SMALL_S
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        part_bytes: int = s3_transfer.PART_BYTES,
+        range_bytes: int = s3_transfer.RANGE_BYTES,
+        small_s: float = SMALL_S,
     ) -> None:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._part_bytes = part_bytes
+        self._range_bytes = range_bytes
         self._small_s = small_s
         self._writing = encryption()
         self._connection = Connection()
@@ -84,11 +91,11 @@ class S3Store:
 
     def download(self, key: str, into: memoryview, *, deadline_s: float, arrived: Arrived = ignore) -> Transfer:
         """Fill `into` by ranged requests; raises ObjectNotFound, or StoreError if the object has another size."""
-        place, part_bytes = self._place(key), self._part_bytes
+        place, range_bytes = self._place(key), self._range_bytes
         return self._explained(
             key,
             lambda: s3_transfer.download(
-                self._large, place, into, deadline_s=deadline_s, arrived=arrived, part_bytes=part_bytes
+                self._large, place, into, deadline_s=deadline_s, arrived=arrived, range_bytes=range_bytes
             ),
         )
 

@@ -38,13 +38,13 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-def make_client(*, attempts: int = 4) -> "S3Client":
-    """A client that gives up on a dead server after some 20 s an attempt; safe to share between threads."""
+def make_client(*, attempts: int = 4, silence_s: float = 20) -> "S3Client":
+    """A client that gives up on a dead server after some `silence_s` an attempt; safe to share between threads."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     config = Config(
         retries={"mode": "standard", "total_max_attempts": attempts},
         connect_timeout=3,
-        read_timeout=20,
+        read_timeout=silence_s,
         tcp_keepalive=True,
         max_pool_connections=16,
         # other servers store the framing of boto3's trailing checksums as data, or refuse it

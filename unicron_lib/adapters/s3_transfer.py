@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 PART_BYTES = 8 << 20
+RANGE_BYTES = 64 << 20
+"""What is asked for at a time: it is read into its place, so that it costs no memory, nor is any of it asked for twice."""
 MAX_PARTS = 9000
 """S3 takes 10,000."""
 NUM_THREADS = 10
@@ -167,11 +169,11 @@ def download(
     *,
     deadline_s: float,
     arrived: Arrived,
-    part_bytes: int = PART_BYTES,
+    range_bytes: int = RANGE_BYTES,
 ) -> Transfer:
     """Fill `into` by ranged requests; a body that is cut is gone on with where it ended."""
     limit, counted, started = Limit(deadline_s, f"the download of {place.name!r}"), _Counted(), time.monotonic()
-    parts = spans(into.nbytes, part_bytes)
+    parts = spans(into.nbytes, range_bytes)
     calls = [_Range(connection, place, into, span, counted).fetcher(limit) for span in parts]
     there, ahead = 0, dict[int, int]()
     for begin, end in in_parallel(limit, calls, num_threads=NUM_THREADS):

@@ -12,6 +12,8 @@ from unicron_lib.adapters.s3_client import make_client
 MIB = 1 << 20
 SETTINGS = ((8, 10), (16, 8), (32, 4))
 """Megabytes of a part and number of threads; the first is boto3's default."""
+SILENCE_S = 300.0
+"""So slow may a busy local server be: boto3 does not survive that a slow last request is repeated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class Yardstick:
 
     def __init__(self, bucket: str) -> None:
         self._bucket = bucket
-        self._client = make_client()
+        self._client = make_client(silence_s=SILENCE_S)
 
     def upload(self, key: str, data: bytes | bytearray, setting: Setting) -> float:
         """Seconds."""

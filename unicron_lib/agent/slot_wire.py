@@ -243,7 +243,6 @@ class SlotServer:
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection:
-                be_nice()
                 self._answer(Channel(connection, self._token, is_server=True))
         except (SlotError, OSError, ValidationError) as error:
             log.info("a state was not exchanged: %s", error)
@@ -254,6 +253,7 @@ class SlotServer:
         request = _request.validate_json(channel.hear())
         try:
             if isinstance(request, Put):
+                be_nice()  # a copy may wait; who gets a state is a training that stands still
                 self._store(channel, request.header)
             else:
                 self._give(channel, request)

@@ -6,9 +6,10 @@ checked before any of it is used: a header says nothing about memory that is not
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from unicron_lib.errors import CheckpointError
@@ -53,18 +54,53 @@ def pack_into(tensors: Mapping[str, torch.Tensor], packed: memoryview) -> None:
     """Fill memory of the size that `packed_bytes` tells with the tensors as they are now, as a safetensors file."""
     begin, spans = _laid_out(tensors)
     packed[:begin] = _header_of(tensors, spans)
-    memory = torch.frombuffer(packed, dtype=torch.uint8)
-    for name, (first, last) in spans.items():
-        tensor = tensors[name]
+    memory, at = torch.frombuffer(packed, dtype=torch.uint8), begin
+    for piece in _pieces(tensors[name] for name in spans):
+        room = memory[at : at + piece.nbytes]
+        at += piece.nbytes
+        if piece.device.type == "cpu" and piece.is_contiguous():
+            # the C library's copy of one large block leaves the caches alone: up to twice as fast as torch's
+            np.copyto(room.numpy(), piece.view(-1).view(torch.uint8).numpy())
+        else:
+            room.view(piece.dtype).view(piece.shape).copy_(piece)
+
+
+def _pieces(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """What is copied at a time: those that lie side by side, as views of one buffer may, are one piece of bytes."""
+    run: list[torch.Tensor] = []
+    for tensor in tensors:
+        if run and not _follows(tensor, run[-1]):
+            yield _joined(run)
+            run = []
         if tensor.numel():
-            memory[begin + first : begin + last].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+            run.append(tensor.detach())
+    if run:
+        yield _joined(run)
+
+
+def _follows(tensor: torch.Tensor, before: torch.Tensor) -> bool:
+    """Whether it begins where the other one ends."""
+    is_same = tensor.untyped_storage().data_ptr() == before.untyped_storage().data_ptr()
+    is_solid = tensor.is_contiguous() and before.is_contiguous()
+    return is_same and is_solid and tensor.data_ptr() == before.data_ptr() + before.nbytes
+
+
+def _joined(run: list[torch.Tensor]) -> torch.Tensor:
+    first, storage = run[0], run[0].untyped_storage()
+    if len(run) == 1:
+        return first
+    joined = torch.empty(0, dtype=torch.uint8, device=first.device)
+    return joined.set_(storage, first.data_ptr() - storage.data_ptr(), (sum(tensor.nbytes for tensor in run),), (1,))
 
 
 def _laid_out(tensors: Mapping[str, torch.Tensor]) -> tuple[int, dict[str, tuple[int, int]]]:
-    """Where the tensors begin, and each one's place behind that: the widest first, then each lies where its type may lie."""
+    """Where the tensors begin, and each one's place behind that: the widest first, then each lies where its type may lie.
+
+    Otherwise in their own order, in which they may lie side by side already.
+    """
     spans: dict[str, tuple[int, int]] = {}
     at = 0
-    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
         spans[name] = (at, at + tensor.nbytes)
         at += tensor.nbytes
     return len(_header_of(tensors, spans)), spans

@@ -9,6 +9,8 @@ UNMEASURED_S = 60.0
 """Until the first save: what it costs is not known before, and a store that does not work should be found out soon."""
 LEAST_S, MOST_S = 30.0, 3600.0
 """A store is not asked more often, whatever pays; and nobody wants to lose more than an hour, however rare failures are."""
+SHARE = 0.01
+"""Of the time, for copies of the state in host memory, where nobody has said how often."""
 LOAD = 0.05
 """Of the time of an upload: what it takes from the training beside it."""
 BREATH = 2.0

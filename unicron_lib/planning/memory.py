@@ -49,6 +49,16 @@ def may_begin_from_memory(job: JobState) -> bool:
     return is_kept and job.restored and job.rolled_back_to is None and job.stuck_restarts < MOST_IN_VAIN
 
 
+def is_kept(job: JobState, nodes: Collection[str], answering: Collection[str]) -> bool:
+    """Whether a state of the job, which was on `nodes`, is in the memory of one of those that answer.
+
+    Ranks keep their own node's slots; of a job on one node, and of parts that are on one node only, another one has a copy.
+    """
+    if not nodes or not may_begin_from_memory(job):
+        return False
+    return bool(answering) if len(nodes) == 1 else not set(nodes).isdisjoint(answering)
+
+
 def choose(
     slots: Iterable[HeldSlot], homes: Homes, *, floor: int, saved: Place | None, racks: Mapping[str, str]
 ) -> MemorySource | None:

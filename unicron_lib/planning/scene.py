@@ -12,6 +12,7 @@ from unicron_lib.domain.plans import Assignment, Layout, Slot
 from unicron_lib.planning import explain, placement, pooled, throughput, transition_cost
 from unicron_lib.planning.fitting import Fitted
 from unicron_lib.planning.layout_choice import Choice, Layouts, Priced, kept_first
+from unicron_lib.planning.memory import is_kept
 from unicron_lib.planning.placement import Rules
 from unicron_lib.planning.pools import Market
 from unicron_lib.planning.reachability import CheckpointFormat, reachable
@@ -236,7 +237,11 @@ class Scene:
         """What a move of the job costs if its layout stays."""
         move = transition_cost.move_of(job.spec, flops)
         has_replica = self._has_replica(job)
-        origin = transition_cost.source(move, moves=True, has_replica=has_replica, bandwidths=self.bandwidths)
+        # memory is asked only when no rank lives on
+        is_in_memory = not has_replica and is_kept(job, {slot.node for slot in current_slots(job)}, self._answering)
+        origin = transition_cost.source(
+            move, moves=True, has_replica=has_replica, is_in_memory=is_in_memory, bandwidths=self.bandwidths
+        )
         return transition_cost.transition_s(move, origin, self.bandwidths)
 
     def _relayout_s(self, job: JobState, flops: float, transition_s: float) -> dict[int, float]:
@@ -249,6 +254,12 @@ class Scene:
         cost_s = transition_cost.relayout_s(move, is_saved=is_saved, bandwidths=self.bandwidths)
         changing = (size for size, own in ranked.items() if own and own[0].layout.shape != now.shape)
         return dict.fromkeys(changing, max(0.0, cost_s - transition_s))
+
+    @cached_property
+    def _answering(self) -> frozenset[str]:
+        """Nodes whose memory can be asked for, whether or not ranks may run there."""
+        silent = {NodeStatus.LOST, NodeStatus.SUSPECT}
+        return frozenset(node.id for node in self.state.nodes.values() if node.status not in silent)
 
     @property
     def home(self) -> dict[str, str]:

@@ -6,14 +6,14 @@ from math import isfinite
 
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.errors import UserError
-from unicron_lib.planning.cadence import UNMEASURED_S
+from unicron_lib.planning.cadence import SHARE, UNMEASURED_S
 from unicron_lib.planning.model_profile import iteration_flops
 from unicron_lib.planning.throughput import model_of
 
 STATE_BYTES = 14
 """Bytes a parameter that move: bf16 weight 2, float32 master weight 4, the two moments of Adam 8."""
-
-
+COPY_BYTES_S = 5e9
+"""Bytes of a state that are copied within host memory in a second: cautious."""
 MOST_REDO_S = 86_400.0
 """More than this is not believed to be lost: somebody has written a throughput that is far too small."""
 
@@ -54,25 +54,35 @@ class Move:
     """What moving one job takes.
 
     `base_s` is the time of stopping and starting ranks, `state_bytes` what must be there before the first iteration, and
-    `redo_s` the work since the newest checkpoint, which is done again if only the object store has the state.
+    `redo_s` the work since the newest checkpoint, which is done again if only the object store has the state; since the newest
+    copy in host memory it is `redo_in_memory_s`.
     """
 
     base_s: float
     state_bytes: float = 0.0
     redo_s: float = 0.0
+    redo_in_memory_s: float = 0.0
 
 
 def move_of(spec: JobSpec, flops: float) -> Move:
     """The move of a job that does `flops` FLOP/s: on average half a save interval is lost with its replicas.
 
-    What a command has to load and to repeat only its owner knows, who puts it into `transition_s`.
+    Of what is kept in host memory, too, half of the time between two copies is lost. What a command has to load and to repeat
+    only its owner knows, who puts it into `transition_s`.
     """
     if spec.command:
         return Move(base_s=spec.transition_s)
     model = model_of(spec)
-    between_s = spec.save_interval * iteration_flops(model) / flops if flops > 0 else 0.0
-    redo_s = (between_s if spec.save_interval else UNMEASURED_S) / 2
-    return Move(base_s=spec.transition_s, state_bytes=STATE_BYTES * model.num_params, redo_s=min(redo_s, MOST_REDO_S))
+    iteration_s = iteration_flops(model) / flops if flops > 0 else 0.0
+    state_bytes = float(STATE_BYTES * model.num_params)
+    between_s = spec.save_interval * iteration_s if spec.save_interval else UNMEASURED_S
+    copies_s = spec.memory_interval * iteration_s if spec.memory_interval else state_bytes / COPY_BYTES_S / SHARE
+    return Move(
+        base_s=spec.transition_s,
+        state_bytes=state_bytes,
+        redo_s=min(between_s / 2, MOST_REDO_S),
+        redo_in_memory_s=min(max(copies_s, iteration_s) / 2, MOST_REDO_S),
+    )
 
 
 def source(
@@ -97,7 +107,7 @@ def transition_s(move: Move, origin: StateSource, bandwidths: Bandwidths = DEFAU
         case StateSource.REPLICA:
             return move.base_s + move.state_bytes / bandwidths.replica
         case StateSource.PEER_MEMORY:
-            return move.base_s + move.state_bytes / bandwidths.peer_memory
+            return move.base_s + move.state_bytes / bandwidths.peer_memory + move.redo_in_memory_s
         case StateSource.STORE:
             return move.base_s + move.state_bytes / bandwidths.store + move.redo_s
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pydantic import TypeAdapter
 
 from unicron_lib.training.agreement import Agreement, Standing, agree
+from unicron_lib.training.doubt import Doubt
 from unicron_lib.training.effort import NONE, Effort
 from unicron_lib.training.peers import Peers
 from unicron_lib.training.position import Position
@@ -65,6 +66,7 @@ class Memory:
     snapshots: Snapshots | None = None
     came_from: str = ""
     is_recheck_off: bool = False
+    doubt: Doubt = field(default_factory=Doubt)
 
 
 def hand_over(

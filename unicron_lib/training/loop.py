@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from unicron_lib.agent.beats import BeatWriter
+from unicron_lib.detection.loss_guard import Point
 from unicron_lib.detection.sections import Section
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.skipping import Ranges
@@ -129,6 +130,7 @@ class Loop:
             # 0: not measured, it was done by several generations
             iteration_s = 0.0 if reduced.is_resumed else ended - started
             self._beats.complete(iteration, iteration_s)
+            self._doubt(reduced)
             self._report(reduced, iteration_s, compute_s)
             is_last = iteration + 1 == self._spec.train_iters
             if reduced.stop and not is_last:
@@ -143,6 +145,12 @@ class Loop:
                 self._saver.begin(self._position, self._replica.state())
                 ended = time.monotonic()
         return True
+
+    def _doubt(self, reduced: Reduced) -> None:
+        """Have the saver keep what is from before a spike of the loss, as long as it may be gone back to."""
+        point = Point(iteration=self._position.iteration, loss=reduced.loss, grad_norm=reduced.grad_norm)
+        self._memory.doubt.look(self._env.generation, point)
+        self._saver.doubted_from = self._memory.doubt.since
 
     def _iterate(self, iteration: int, started: float) -> tuple[Reduced, float]:
         """One iteration: the parameters change only once all ranks' gradients have arrived. Also what its own part took."""

@@ -27,6 +27,7 @@ from unicron_lib.checkpointing.slots import TRAVELS, SlotPair
 from unicron_lib.detection.sections import Section
 from unicron_lib.training import groups
 from unicron_lib.training.abort import Breaker
+from unicron_lib.training.doubt import Doubt
 from unicron_lib.training.environment import LOG_FILE, RankEnvironment, read_environment, replace_environment
 from unicron_lib.training.handover import Memory
 from unicron_lib.training.last_words import end_with_threads, last_words
@@ -180,7 +181,9 @@ class Rank:
 def _fresh(env: RankEnvironment, device: torch.device) -> Memory:
     """A memory without a state."""
     replica = Replica(env.spec, device, Siblings(env.layout, env.place))
-    return Memory(replica=replica, snapshots=_snapshots(env, env.memory_dir) if env.memory_dir else None)
+    snapshots = _snapshots(env, env.memory_dir) if env.memory_dir else None
+    doubt = Doubt(env.spec.loss_spike_patience_iters if env.spec.guards_loss else None)
+    return Memory(replica=replica, snapshots=snapshots, doubt=doubt)
 
 
 def _snapshots(env: RankEnvironment, directory: Path) -> Snapshots:

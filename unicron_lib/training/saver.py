@@ -40,19 +40,24 @@ class Copy:
     began: float = field(default_factory=time.monotonic)
 
 
-def reach_of(spec: JobSpec, iteration: int) -> int | None:
+def reach_of(spec: JobSpec, iteration: int, *, doubted_from: int | None = None) -> int | None:
     """The iteration from which, or from before which, a checkpoint must be left when one of `iteration` is there; None: any.
 
-    A spike of the loss, or a wrong result, is in checkpoints already when it is found out.
+    A spike of the loss, or a wrong result, is in checkpoints already when it is found out. One is also left from before a spike
+    that began with `doubted_from` until that is decided, however long that takes.
     """
     back = max(REACH * spec.loss_spike_patience_iters if spec.loss_guard else 0, spec.rerun_check_interval)
-    return iteration - back if back else None
+    usual = iteration - back if back else None
+    if doubted_from is None:
+        return usual
+    return min(doubted_from - 1, iteration if usual is None else usual)
 
 
 class Saver:
     """At most one save is in flight. A store that is down costs warnings and the checkpoint's age, never the training.
 
-    `pause_s` is how long it pays to wait for the next one.
+    `pause_s` is how long it pays to wait for the next one. `doubted_from` is where a spike of the loss began that may still
+    call for going back, as the rank sees it.
     """
 
     def __init__(self, repository: CheckpointRepository, env: RankEnvironment) -> None:
@@ -65,6 +70,7 @@ class Saver:
         self._committed_at = time.monotonic()
         self.committed: str | None = env.restore_from
         self.is_stale = False
+        self.doubted_from: int | None = None
         self.pause_s = UNMEASURED_S
 
     @property
@@ -200,7 +206,7 @@ class Saver:
         self.pause_s = pause_s(blocking_s=manifest.blocking_s, upload_s=manifest.upload_s, mtbf_s=self._env.mtbf_s)
         self._committed_at = time.monotonic()
         spec = self._env.spec
-        reach = reach_of(spec, copy.iteration)
+        reach = reach_of(spec, copy.iteration, doubted_from=self.doubted_from)
         self._repository.collect(retain=spec.save_retain, generation=self._env.generation, reach=reach)
 
     def _gather(self, iteration: int) -> tuple[Shard, ...]:

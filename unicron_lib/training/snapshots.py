@@ -18,12 +18,11 @@ from unicron_lib.checkpointing.slots import Claim, Place, SlotHeader, SlotPair, 
 from unicron_lib.checkpointing.tensors import pack_into, packed_bytes, unpack
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.errors import CheckpointError, SlotError, UserError
+from unicron_lib.planning.cadence import SHARE
 from unicron_lib.training.position import Position
 from unicron_lib.training.replica import Replica
 
 log = logging.getLogger(__name__)
-SHARE = 0.01
-"""Of the time, for copying, where nobody has said how often."""
 NICENESS = 10
 """Of what runs beside the training."""
 
