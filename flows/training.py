@@ -10,6 +10,7 @@ from prefect import State, flow, get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
+from flows.outliving import outlive_the_reader
 from tasks.checkpoints import CheckpointWatch
 from tasks.health import publish, report_task
 from tasks.reporting import report_progress
@@ -36,6 +37,7 @@ async def train(job: JobSpec, submission: str = "") -> str | State[None]:
     With `submission` it takes the place of that one's run, which died: it watches and never submits.
     Raises UserError if another job has the name, JobFailed if the job was stopped.
     """
+    outlive_the_reader()
     if not submission:
         submission = await _submit(job, submission=str(flow_run.id or f"local-{time.time_ns()}"))
     guards = (_watch_loss,) if job.guards_loss else ()
