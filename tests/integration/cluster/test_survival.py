@@ -13,6 +13,7 @@ from unicron_lib.domain.failures import ErrorKind
 from unicron_lib.domain.plans import StepKind
 
 SIZES = {"big": 4, "small": 2}
+log = logging.getLogger(__name__)
 
 
 def pid_of_rank(cluster, job, rank):
@@ -23,12 +24,12 @@ def pid_of_rank(cluster, job, rank):
 
 @pytest.mark.parametrize("part", ["recovery", "controller", "prefect-server"])
 def test_a_control_process_dies_at_a_random_moment_of_a_recovery(pair, part):
-    known = set(pair.state.incidents)
+    known, pid = set(pair.state.incidents), pair.pid(part)
     steps = random.SystemRandom().randrange(len(StepKind))
-    logging.getLogger(__name__).warning("%s is killed after %d steps", part, steps)
-    pair.cli("inject", "crash", "big/1")
-    pair.until(f"{steps} steps", lambda state: state.active_plan and len(state.active_plan.results) >= steps)
-    pair.kill(part)
+    log.warning("%s is killed after %d steps", part, steps)
+    with pair.beside("inject", "crash", "big/1"):
+        wait_at_once(pair, f"{steps} steps", lambda state: any(len(it.results) >= steps for it in new_plans(state, known)))
+        pair.kill(part, pid=pid)
     pair.calm(SIZES)
     pair.trains_on()
     (incident,) = pair.new_failures(known)
@@ -38,29 +39,35 @@ def test_a_control_process_dies_at_a_random_moment_of_a_recovery(pair, part):
 
 @pytest.mark.parametrize("after", list(StepKind))
 def test_a_recovery_killed_between_two_steps_goes_on_without_doing_one_twice(pair, after):
-    known, seq = set(pair.state.incidents), pair.state.seq
+    known, seq, pid = set(pair.state.incidents), pair.state.seq, pair.pid("recovery")
     generation = pair.state.jobs["big"].generation
-    pair.cli("inject", "crash", "big/0")
 
     def step_done(state):
-        plans = [p for p in state.plans.values() if p.is_active and not set(p.plan.incidents) <= known]
-        return any(step.kind is after and step.id in plan.results for plan in plans for step in plan.plan.steps)
+        return any(step.kind is after and step.id in it.results for it in new_plans(state, known) for step in it.plan.steps)
 
-    pair.until(f"{after} done", lambda state: step_done(state) or (after is StepKind.RESUME and new_closed(pair, known)))
-    pair.kill("recovery")
+    with pair.beside("inject", "crash", "big/0"):
+        wait_at_once(pair, f"{after} done", step_done)
+        pair.kill("recovery", pid=pid)
     pair.calm(SIZES)
     pair.trains_on()
     state = pair.state
     assert state.jobs["big"].generation == generation + 1, "killed and restarted, it was still one plan"
     steps = [e.event.id for e in pair.journal.entries() if e.seq > seq and isinstance(e.event, StepCompleted)]
     assert sorted(steps) == sorted(set(steps))
-    for log in (pair.site.run_dir / "logs" / "big").glob(f"g{generation + 1}-r[0-9].log"):
-        assert log.read_text().count("goes on after iteration") == 1, f"{log}: a rank was launched twice"
+    for log_file in (pair.site.run_dir / "logs" / "big").glob(f"g{generation + 1}-r[0-9].log"):
+        assert log_file.read_text().count("goes on after iteration") == 1, f"{log_file}: a rank was launched twice"
     pair.check_journal()
 
 
-def new_closed(cluster, known):
-    return [it for it in cluster.new_failures(known) if it.closed_at is not None]
+def new_plans(state, known):
+    """Those that answer incidents which are not known yet; the newest may be over already."""
+    return [it for it in state.plans.values() if not set(it.plan.incidents) <= known]
+
+
+def wait_at_once(cluster, what, holds):
+    """Between two steps are milliseconds."""
+    cluster.wait(what, lambda: holds(cluster.state), pause_s=0.005)
+    log.warning("%s; the plan is %s", what, "under way" if cluster.journal.state.active_plan else "over")
 
 
 def test_a_lost_node_is_planned_around_and_taken_back(pair):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,15 @@ class Cluster:
         assert done.returncode == code, f"unicron {' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
+    @contextmanager
+    def beside(self, *arguments: str):
+        """A command that runs beside the block: a recovery may be over before one returns."""
+        env = {**os.environ, "UNICRON_HOME": str(self.home)}
+        with subprocess.Popen([UNICRON, *arguments], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
+            yield
+            told, _ = running.communicate(timeout=300)
+        assert running.returncode == 0, told.decode()
+
     def json(self, *arguments: str):
         return json.loads(self.cli(*arguments, "--json").stdout)
 
@@ -54,8 +64,9 @@ class Cluster:
                 return process.pid
         raise AssertionError(f"{part} is not running")
 
-    def kill(self, part: str) -> None:
-        pid = self.pid(part)
+    def kill(self, part: str, *, pid: int | None = None) -> None:
+        """Kill it; to find its process takes a moment, unless that is known."""
+        pid = pid or self.pid(part)
         os.kill(pid, signal.SIGKILL)
         self.until(f"a new {part}", lambda _: self._lives_anew(part, pid))
 
