@@ -25,7 +25,7 @@ from unicron_lib.errors import ControllerError
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 async def eventually(ask: Callable[[], Awaitable[T | None]], what: str) -> T:
