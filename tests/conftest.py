@@ -9,7 +9,7 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent / "unit"))
 
-settings.register_profile("gate", derandomize=True)
+settings.register_profile("gate", derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=1000, deadline=None)
 settings.load_profile("gate")
 """`make test` draws the same examples each time: it is green or red for what was changed. `make storm` draws new ones."""
