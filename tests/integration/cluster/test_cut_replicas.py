@@ -85,6 +85,7 @@ def lone(cluster, tmp_path):
     cluster.cli("cancel", "lone")
 
 
+@pytest.mark.storm
 @pytest.mark.usefixtures("lone")
 def test_the_only_replica_goes_on_from_parts_in_memory_here_and_elsewhere(cluster) -> None:
     (node,) = cluster.state.jobs["lone"].nodes
