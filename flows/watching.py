@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -73,24 +74,54 @@ def _has_server() -> bool:
 
 async def keep_watched() -> None:
     """Look every few seconds, for ever."""
-    grace = dict[str, float]()
+    patience = Patience()
     while True:
         await asyncio.sleep(LOOK_S)
         try:
-            await _look(grace)
+            await _look(patience)
         except Exception as error:  # noqa: BLE001 - a job trains on without its run
             log.warning("looking for train runs again later: %s", error)
 
 
-async def _look(grace: dict[str, float]) -> None:
-    """Start a run for each job that nobody has watched for a while; `grace` says until when a job is left alone."""
+@dataclass(slots=True)
+class Patience:
+    """Until when a job that nobody watches is left alone (monotonic), by name.
+
+    The run of a submission that is new under an old name has never asked: it may still be starting.
+    """
+
+    until: dict[str, float] = field(default_factory=dict)
+    submissions: dict[str, str] = field(default_factory=dict)
+    starting: set[str] = field(default_factory=set)
+
+    def note(self, name: str, submission: str) -> None:
+        """Whose submission the name stands for."""
+        if self.submissions.setdefault(name, submission) != submission:
+            self.submissions[name] = submission
+            self.starting.add(name)
+            self.until.pop(name, None)
+
+    def heard(self, name: str) -> None:
+        """Its run has asked, or none is needed any more."""
+        self.starting.discard(name)
+        self.until.pop(name, None)
+
+    def is_over(self, name: str, now: float, *, was_watched: bool) -> bool:
+        """Whether it has been left alone for long enough."""
+        lasts_s = UNWATCHED_S if was_watched and name not in self.starting else START_S
+        return now > self.until.setdefault(name, now + lasts_s)
+
+
+async def _look(patience: Patience) -> None:
+    """Start a run for each job that nobody has watched for a while."""
     state: ClusterState = await asyncio.to_thread(services().journal.refresh)
     ages = await services().controller.watchers()
     now = time.monotonic()
     for name, job in state.jobs.items():
+        patience.note(name, job.submission)
         if job.status in ENDED or ages.get(name, UNWATCHED_S) < UNWATCHED_S:
-            grace.pop(name, None)
-        elif now > grace.setdefault(name, now + (UNWATCHED_S if name in ages else START_S)) and await prefect_answers():
+            patience.heard(name)
+        elif patience.is_over(name, now, was_watched=name in ages) and await prefect_answers():
             try:
                 await _start_another_run(name, job)
             except httpx.HTTPError as error:  # busy for a moment: the next look tries again
@@ -98,7 +129,7 @@ async def _look(grace: dict[str, float]) -> None:
                 continue
             except (ValueError, PrefectException) as error:
                 log.warning("nothing watches %s: %s", name, error)
-            grace[name] = now + START_S
+            patience.until[name] = now + START_S
 
 
 async def _start_another_run(name: str, job: JobState) -> None:

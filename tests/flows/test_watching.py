@@ -22,10 +22,10 @@ class Watched:
         monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(watching, "prefect_answers", self.prefect_answers)
         monkeypatch.setattr(watching, "_start_another_run", self.start)
-        self.grace, self.is_up, self.refusals = {}, True, 0
+        self.patience, self.is_up, self.refusals, self.submission = watching.Patience(), True, 0, "first"
 
     def refresh(self):
-        return ClusterState(jobs={"a": JobState(spec=JobSpec(job="a"), status=self.status)})
+        return ClusterState(jobs={"a": JobState(spec=JobSpec(job="a"), status=self.status, submission=self.submission)})
 
     async def watchers(self):
         return {} if self.asked_at is None else {"a": self.now - self.asked_at}
@@ -43,7 +43,7 @@ class Watched:
         for _ in range(round(seconds / watching.LOOK_S)):
             self.now += watching.LOOK_S
             self.asked_at = self.now if alive else self.asked_at
-            await watching._look(self.grace)
+            await watching._look(self.patience)
 
 
 @pytest.fixture
@@ -92,3 +92,14 @@ async def test_a_run_that_was_never_seen_may_take_its_time_to_start(watched):
     assert watched.started == []
     await watched.run(2 * watching.LOOK_S, alive=False)
     assert len(watched.started) == 1
+
+
+async def test_the_run_of_a_new_submission_under_an_old_name_has_time_to_start(watched):
+    await watched.run(60.0, alive=True)
+    watched.status = JobStatus.CANCELLED
+    await watched.run(60.0, alive=False)
+    watched.status, watched.submission = JobStatus.RUNNING, "second"
+    await watched.run(watching.START_S, alive=False)
+    assert watched.started == [], "it may still be starting"
+    await watched.run(2 * watching.LOOK_S, alive=False)
+    assert len(watched.started) == 1, "it has not come"
