@@ -9,9 +9,11 @@ from unicron_lib.agent.memory_messages import FetchMemory, FindMemory, ForgetMem
 from unicron_lib.agent.messages import Command, Reply
 from unicron_lib.checkpointing.manifest import parse_key
 from unicron_lib.checkpointing.repository import CheckpointRepository
+from unicron_lib.checkpointing.slots import LARGEST
 from unicron_lib.controller.views import NodeView
 from unicron_lib.domain.cluster import ClusterState, NodeStatus
 from unicron_lib.domain.events import Scalar
+from unicron_lib.domain.jobs import JobState
 from unicron_lib.domain.plans import Assignment, Plan, Step
 from unicron_lib.errors import ControllerError
 from unicron_lib.planning.memory import Fetch, HeldSlot, MemorySource, Place, choose, lacks_copies, peers_of
@@ -41,7 +43,8 @@ async def _find_source(
     """The state in memory that a generation begins from, brought to one of its nodes; and why others are not used."""
     views = await _nodes()
     replies = await asyncio.gather(*(_find(node, step) for node in views))
-    slots = [slot for node, reply in zip(views, replies, strict=True) for slot in _slots(node, reply)]
+    told = (slot for node, reply in zip(views, replies, strict=True) for slot in _slots(node, reply))
+    slots = [slot for slot in told if slot.place[0] < step.generation]  # none of this journal's can be later
     skipped = "; ".join(
         f"{node}: {reply.result['skipped']}" for node, reply in zip(views, replies, strict=True) if reply and _skips(reply)
     )
@@ -79,13 +82,22 @@ async def peers(state: ClusterState, assignment: Assignment) -> dict[str, tuple[
     return {home: tuple(_address(views[name]) for name in names) for home, names in found.items()}
 
 
-async def forget(step: Step) -> None:
-    """The job has ended: nobody needs its states any more."""
-    views = await _nodes()
+async def forget(step: Step, *, below_generation: int | None = None) -> None:
+    """Nobody needs the job's states of generations before this one any more, or of those below another one."""
+    floor = step.generation if below_generation is None else below_generation
     commands = (
-        (node, ForgetMemory(step=f"{step.id}/forget/{node}", job=step.job, below_generation=step.generation)) for node in views
+        (node, ForgetMemory(step=f"{step.id}/forget/{node}", job=step.job, below_generation=floor)) for node in await _nodes()
     )
     await asyncio.gather(*(_ask(node, command, services().settings.command_s) for node, command in commands))
+
+
+async def forget_strangers(step: Step, job: JobState) -> None:
+    """Before a submission's first ranks: whatever has the job's name in memory, of whatever generation, is not its own.
+
+    Agents that were killed leave their slots behind, also when the journal that knew of them was removed.
+    """
+    if not job.restored and job.spec.memory_interval != 0:
+        await forget(step, below_generation=LARGEST + 1)
 
 
 async def _find(node: str, step: Step) -> Reply | None:

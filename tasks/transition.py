@@ -183,8 +183,8 @@ async def _restore(plan: Plan, step: Step) -> Result:
         result |= {"manifest": newest.key if newest else None, "iteration": saved, "skipped": "; ".join(skipped)}
         return result | ({"iteration": max(iteration_of(held), saved), "fallback_iteration": saved} if held else {})
 
-    opening = _open_rendezvous(plan, step.job, job.spec)
-    chosen, opened = await asyncio.gather(asyncio.to_thread(choose), opening, return_exceptions=True)
+    opening, forgetting = _open_rendezvous(plan, step.job, job.spec), memory.forget_strangers(step, job)
+    chosen, opened, _ = await asyncio.gather(asyncio.to_thread(choose), opening, forgetting, return_exceptions=True)
     if isinstance(opened, BaseException):
         log.warning("%s: LAUNCH asks again", opened)
     if isinstance(chosen, BaseException):

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from unicron_lib.agent.messages import DrainRanks, HoldRanks, LaunchRanks, OpenRendezvous, Reply, SaveReplica, StopRanks
 from unicron_lib.controller.origins import Origin
 from unicron_lib.controller.views import JobProgress
+from unicron_lib.domain.events import JobCancelled, JobSubmitted
+from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.errors import NodeNotConnected
 
 
@@ -108,3 +110,18 @@ class FakeController:
                 for rank in range(world_size)
             },
         )
+
+
+async def submit_anew(site, spec: JobSpec, monkeypatch) -> None:
+    """The site's job ends, and begins anew as `spec` has it; from here on each of its ranks parks when it is asked to."""
+    site.journal.append(JobCancelled(id="c", at=1.0, job=spec.job, submission="1"))
+    site.journal.append(JobSubmitted(id="s2", at=1.0, submission="2", spec=spec))
+    await site.respond()
+    site.agents.effects.clear()
+
+    def parked(self, node, command):
+        assignment = site.journal.state.jobs[spec.job].assignment
+        told = {"generation": self.running[node, command.job], "state": "parked", "iteration": 7, "manifest": None}
+        return [{**told, "rank": rank, "gpu": gpu, "micro_batches": 0} for rank, gpu in assignment.ranks_on(node)]
+
+    monkeypatch.setattr(FakeAgents, "_parked", parked)

@@ -1,7 +1,7 @@
 """A job whose replicas are two ranks: who saves what is in the memory of parked ranks, and what that comes to."""
 
 import pytest
-from fake_site import FakeAgents
+from fake_site import submit_anew
 
 from unicron_lib.agent.messages import Reply
 from unicron_lib.domain.events import JobCancelled, JobSubmitted
@@ -13,19 +13,9 @@ from unicron_lib.domain.plans import Layout, StepKind
 async def cut(site, monkeypatch):
     """The site's job, submitted anew with two ranks a replica, a replica a node; all its ranks park when they are asked to."""
     before = site.journal.state.jobs["gpt-a"].spec
-    site.journal.append(JobCancelled(id="c", at=1.0, job="gpt-a", submission="1"))
     spec = JobSpec(job="gpt-a", min_gpus=2, tensor_model_parallel_size=2, throughput_flops=before.throughput_flops)
-    site.journal.append(JobSubmitted(id="s2", at=1.0, submission="2", spec=spec))
-    await site.respond()
+    await submit_anew(site, spec, monkeypatch)
     assert site.journal.refresh().jobs["gpt-a"].assignment.layout == Layout(tp=2, dp=2)
-    site.agents.effects.clear()
-
-    def parked(self, node, command):
-        assignment = site.journal.state.jobs["gpt-a"].assignment
-        told = {"generation": self.running[node, command.job], "state": "parked", "iteration": 7, "manifest": None}
-        return [{**told, "rank": rank, "gpu": gpu, "micro_batches": 0} for rank, gpu in assignment.ranks_on(node)]
-
-    monkeypatch.setattr(FakeAgents, "_parked", parked)
     return site
 
 

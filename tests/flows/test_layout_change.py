@@ -1,9 +1,8 @@
 """A job changes its layout: no rank lives on, and what they have is saved as the layout has it that they ran in."""
 
 import pytest
-from fake_site import FakeAgents
+from fake_site import submit_anew
 
-from unicron_lib.domain.events import JobCancelled, JobSubmitted
 from unicron_lib.domain.failures import ErrorKind
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.parallel_layouts import ParallelLayout
@@ -13,19 +12,8 @@ WHOLE = ParallelLayout(throughput_flops={2: 4.0e8})
 
 
 async def submitted(site, way: ParallelLayout, monkeypatch) -> None:
-    """The site's job anew, cut in one `way` on four GPUs and whole on two; its ranks park when they are asked to."""
-    site.journal.append(JobCancelled(id="c", at=1.0, job="gpt-a", submission="1"))
-    spec = JobSpec(job="gpt-a", min_gpus=2, parallel_layouts=(way, WHOLE))
-    site.journal.append(JobSubmitted(id="s2", at=1.0, submission="2", spec=spec))
-    await site.respond()
-    site.agents.effects.clear()
-
-    def parked(self, node, command):
-        assignment = site.journal.state.jobs["gpt-a"].assignment
-        told = {"generation": self.running[node, command.job], "state": "parked", "iteration": 7, "manifest": None}
-        return [{**told, "rank": rank, "gpu": gpu, "micro_batches": 0} for rank, gpu in assignment.ranks_on(node)]
-
-    monkeypatch.setattr(FakeAgents, "_parked", parked)
+    """The site's job anew, cut in one `way` on four GPUs and whole on two."""
+    await submit_anew(site, JobSpec(job="gpt-a", min_gpus=2, parallel_layouts=(way, WHOLE)), monkeypatch)
 
 
 @pytest.mark.parametrize(

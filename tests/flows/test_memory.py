@@ -9,7 +9,7 @@ from tasks.memory import peers
 from unicron_lib.agent.memory_messages import FetchMemory, FindMemory, ForgetMemory
 from unicron_lib.agent.messages import LaunchRanks
 from unicron_lib.controller.views import NodeView
-from unicron_lib.domain.events import JobCancelled, NodeJoined
+from unicron_lib.domain.events import JobCancelled, JobSubmitted, NodeJoined
 from unicron_lib.domain.plans import StepKind
 
 
@@ -116,3 +116,31 @@ async def test_an_ended_job_is_forgotten_everywhere(site, memory) -> None:
     site.journal.append(JobCancelled(id="c", at=1.0, job="gpt-a", submission="1"))
     await site.respond()
     assert {node for node, _ in memory.of(ForgetMemory)} == {"node-1", "node-2", "node-3"}
+
+
+async def test_what_a_killed_agent_has_left_under_the_name_is_forgotten_before_a_submissions_first_ranks(site, memory) -> None:
+    spec = site.journal.refresh().jobs["gpt-a"].spec
+    site.journal.append(JobCancelled(id="c", at=1.0, job="gpt-a", submission="1"))
+    await site.respond()
+    memory.asked.clear()
+    site.journal.append(JobSubmitted(id="s2", at=2.0, submission="2", spec=spec))
+    await site.respond()
+    kinds = [type(command) for _, command in memory.asked]
+    forgotten = memory.of(ForgetMemory)
+    assert {(node, command.job, command.below_generation > 10**9) for node, command in forgotten} == {
+        (f"node-{number}", "gpt-a", True) for number in (1, 2, 3)
+    }
+    assert max(at for at, kind in enumerate(kinds) if kind is ForgetMemory) < kinds.index(LaunchRanks)
+    site.agents.running.clear()
+    memory.asked.clear()
+    site.fail("f1")
+    await site.respond()
+    assert memory.of(FindMemory), "it restored from memory if it could"
+    assert memory.of(ForgetMemory) == [], "what it has kept itself stays"
+
+
+async def test_a_slot_of_a_generation_that_has_not_been_is_a_strangers(site, memory) -> None:
+    memory.held = {"node-1": [(1, 40)], "node-3": [(7, 603)]}
+    site.fail("f1")
+    await site.respond()
+    assert (told(site, StepKind.RESTORE)["memory"], told(site, StepKind.RESTORE)["iteration"]) == ("memory of node-1", 40)
