@@ -4,7 +4,7 @@ import pytest
 from fake_site import submit_anew
 
 from unicron_lib.agent.messages import Reply
-from unicron_lib.domain.events import JobCancelled, JobSubmitted
+from unicron_lib.domain.events import JobCancelled
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout, StepKind
 
