@@ -33,10 +33,16 @@ ORIGIN = {
 MEASURED = {"iteration_s": 0.1 + 0.2, "flops": 1.5e16, "compute_s": 1e-7}
 
 
+def told(iteration, origin, **measured):
+    sent = []
+    ProgressLines(ENV, sent.append, **origin).tell(iteration, **MEASURED, **measured)
+    return sent
+
+
 @pytest.mark.parametrize("origin", [{}, ORIGIN])
 @pytest.mark.parametrize(("loss", "grad_norm"), [(2.5, 1.0), (-0.0, 1e-300), (inf, 1.0), (2.5, -inf)])
 def test_the_agent_reads_what_was_told(origin, loss, grad_norm):
-    line = ProgressLines(ENV, **origin).line(12, loss=loss, grad_norm=grad_norm, **MEASURED)
+    (line,) = told(12, origin, loss=loss, grad_norm=grad_norm)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
     read = from_rank.validate_json(line)
@@ -45,7 +51,7 @@ def test_the_agent_reads_what_was_told(origin, loss, grad_norm):
 
 
 def test_a_loss_that_is_no_number_stays_none():
-    read = from_rank.validate_json(ProgressLines(ENV).line(12, loss=nan, grad_norm=nan, **MEASURED))
+    read = from_rank.validate_json(*told(12, {}, loss=nan, grad_norm=nan))
     assert isinstance(read, Progress)
     assert isnan(read.loss)
     assert isnan(read.grad_norm)

@@ -90,7 +90,11 @@ class Agent:
             sight=GpuSight(on_xid=self._kernel.on_xid),
         )
         self._pace = PaceWatch(
-            ranks=self._supervisor.ranks, directory=directory, tell=self._tell, is_gpu_idle=self._gpus.is_idle
+            ranks=self._supervisor.ranks,
+            directory=directory,
+            tell=self._tell,
+            hear=self._socket.look,
+            is_gpu_idle=self._gpus.is_idle,
         )
         self._fence = Fence()
         self._memory = NodeMemory(facts=facts, token=options.token, ranks=self._supervisor.ranks, fence=self._fence)

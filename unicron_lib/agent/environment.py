@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from unicron_lib.agent.beats import BEAT_FILE, beat_path
+from unicron_lib.agent.left_lines import LINES_FILE, lines_path
 from unicron_lib.agent.messages import LaunchRanks
 from unicron_lib.agent.slot_places import MEMORY_DIR, MEMORY_KEEPS, MEMORY_SLOT, keepers, slot_directory
 from unicron_lib.domain.jobs import JobSpec
@@ -69,6 +70,7 @@ def rank_environment(
         "UNICRON_AGENT_SOCKET": socket,
         "UNICRON_LOG_FILE": log_file(facts, command.job, command.generation, f"r{rank}"),
         BEAT_FILE: beat_path(socket.parent, command.job, command.generation, rank),
+        LINES_FILE: lines_path(socket.parent, command.job, command.generation, rank),
         "UNICRON_TP": command.layout.tp,
         "UNICRON_PP": command.layout.pp,
         "UNICRON_STORE_URL": command.store_url,

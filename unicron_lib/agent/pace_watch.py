@@ -86,7 +86,8 @@ class _Watched:
 class PaceWatch:
     """Watches the ranks of `ranks`, whose pages are below `directory`; what it finds is told to `tell`.
 
-    `see` looks at a process; `is_gpu_idle` tells whether a GPU is known to have done nothing since a moment (monotonic).
+    `hear` is called for each rank at each look; `see` looks at a process; `is_gpu_idle` tells whether a GPU is known to have
+    done nothing since a moment (monotonic).
     """
 
     def __init__(
@@ -95,12 +96,14 @@ class PaceWatch:
         ranks: Ranks,
         directory: Path,
         tell: Callable[[RankStalled | RankResumed | NodeNotice], None],
+        hear: Callable[[Rank], None] = lambda _: None,
         see: Callable[[int], Glimpse | None] = glimpse,
         is_gpu_idle: Callable[[int, float], bool] = lambda *_: True,
     ) -> None:
         self._ranks = ranks
         self._directory = directory
         self._tell = tell
+        self._hear = hear
         self._see = see
         self._is_gpu_idle = is_gpu_idle
         self._watched: dict[RankKey, _Watched] = {}
@@ -166,6 +169,7 @@ class PaceWatch:
         for key in [key for key in self._watched if key not in living]:
             self._watched.pop(key).forget()
         for key, rank in living.items():
+            self._hear(rank)
             if key not in self._watched:
                 self._watched[key] = _Watched(rank, beat_path(self._directory, *key))
 

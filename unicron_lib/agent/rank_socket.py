@@ -1,4 +1,4 @@
-"""The Unix socket on which ranks talk to their agent, in JSON lines."""
+"""The Unix socket on which ranks talk to their agent, in JSON lines; what is not urgent they leave for it in memory."""
 
 import asyncio
 import logging
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from unicron_lib.agent.left_lines import LineReader, lines_path
 from unicron_lib.agent.lines import next_line
 from unicron_lib.agent.rank_messages import FromRank, RankFailed, RankHello, from_rank
 from unicron_lib.agent.ranks import Rank, Ranks
@@ -40,6 +41,14 @@ class RankSocket:
         if self._server:
             self._server.close()
 
+    def look(self, rank: Rank) -> None:
+        """Pass on what the rank has left in memory; an empty line on the socket asks for that, any other one comes after it."""
+        if rank.left is None:
+            with suppress(FileNotFoundError):
+                rank.left = LineReader(lines_path(self._path.parent, *rank.key))
+        for line in rank.left.read() if rank.left else ():
+            self._pass_on(rank, line)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rank: Rank | None = None
         try:
@@ -51,6 +60,7 @@ class RankSocket:
             log.warning("the connection of %s ended: %s", rank.key if rank else "an unknown process", error)
         finally:
             if rank:
+                self.look(rank)
                 rank.disconnect()
             writer.close()
             with suppress(ConnectionError):
@@ -62,9 +72,10 @@ class RankSocket:
             line, is_whole = await next_line(reader)
             if not line:
                 return
-            if is_whole:
+            self.look(rank)
+            if is_whole and line.strip():
                 self._pass_on(rank, line)
-            else:
+            elif not is_whole:
                 self._pass_on_head(rank, line)
             if number % TURN == 0:
                 await asyncio.sleep(0)

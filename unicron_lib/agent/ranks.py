@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from unicron_lib.agent.forks import Forked
+from unicron_lib.agent.left_lines import LineReader
 from unicron_lib.agent.messages import RankInfo
 from unicron_lib.agent.rank_messages import Progress, RankOrder, rank_order
 from unicron_lib.agent.repeats import Repeats
@@ -37,10 +38,10 @@ class Rank:
     """A rank that this agent started; `iteration` is the last complete one, -1 before the first.
 
     A parked one keeps the gradients of `micro_batches` of the iteration under way; it may live on in the generation `held_for`,
-    which may not be that of today. `silent` is set when its connection has ended and was read to the end, `judged` when its end
-    has been dealt with. One that `is_command` runs its job's command: it may never say a word, and can park only if it has said
-    that it `parks`. One that `needs_peers` may wait
-    for others in its own part of an iteration, too.
+    which may not be that of today. What it does not send is read in `left`. `silent` is set when its connection has ended and
+    was read to the end, `judged` when its end has been dealt with. One that `is_command` runs its job's command: it may never
+    say a word, and can park only if it has said that it `parks`. One that `needs_peers` may wait for others in its own part of
+    an iteration, too.
     """
 
     job: str
@@ -61,6 +62,7 @@ class Rank:
     progress: Progress | None = None
     process: Forked | None = None
     writer: asyncio.StreamWriter | None = None
+    left: LineReader | None = None
     orders: list[RankOrder] = field(default_factory=list)
     judged: bool = False
     repeats: Repeats = field(default_factory=Repeats)
@@ -160,6 +162,9 @@ class Ranks:
     def forget(self, rank: Rank) -> None:
         """Drop a rank from the table."""
         self._ranks.pop(rank.key, None)
+        if rank.left is not None:
+            rank.left.close()
+            rank.left = None
 
     def renew(self, rank: Rank, *, generation: int, number: int, limits: Limits) -> None:
         """A parked rank takes its place in a newer generation: what it said and was told in the older one is over."""

@@ -28,10 +28,10 @@ def main() -> int:
     env = read_environment(os.environ)
     link, beats = AgentLink(env.agent_socket), BeatWriter.open(env.beat_file)
     link.send(RankHello(job=env.job, generation=env.generation, rank=env.rank, pid=os.getpid()))
-    iteration, lines = grid_iteration(env.spec.pace_s), ProgressLines(env)
+    iteration, progress = grid_iteration(env.spec.pace_s), ProgressLines(env, link.send_line)
     try:
         while True:
-            link.send_line(_iterate(env, link, beats, lines, iteration + 1))
+            _iterate(env, link, beats, progress, iteration + 1)
             iteration += 1
     except RuntimeError as error:
         link.send(_failed(env, iteration, error))
@@ -43,7 +43,7 @@ def grid_iteration(pace_s: float) -> int:
     return int(time.monotonic() / pace_s)
 
 
-def _iterate(env: RankEnvironment, link: AgentLink, beats: BeatWriter, lines: ProgressLines, iteration: int) -> bytes:
+def _iterate(env: RankEnvironment, link: AgentLink, beats: BeatWriter, progress: ProgressLines, iteration: int) -> None:
     if link.take_fault() == "raise":
         raise RuntimeError(f"{RAISED}{time.monotonic()!r}")
     started, end = time.monotonic(), (iteration + 1) * env.spec.pace_s
@@ -54,7 +54,7 @@ def _iterate(env: RankEnvironment, link: AgentLink, beats: BeatWriter, lines: Pr
     time.sleep(max(0.0, end - computed))
     iteration_s = time.monotonic() - started
     beats.complete(iteration, iteration_s)
-    return lines.line(iteration, loss=1.0, iteration_s=iteration_s, flops=1e9 / iteration_s, compute_s=computed - started)
+    progress.tell(iteration, loss=1.0, iteration_s=iteration_s, flops=1e9 / iteration_s, compute_s=computed - started)
 
 
 def _failed(env: RankEnvironment, iteration: int, error: Exception) -> RankFailed:

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from unicron_lib.agent.beats import BEAT_FILE
+from unicron_lib.agent.left_lines import LINES_FILE
 from unicron_lib.agent.slot_places import MEMORY_DIR, MEMORY_KEEPS, MEMORY_SLOT
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout, Place
@@ -15,7 +16,7 @@ from unicron_lib.errors import UserError
 
 OPTIONAL = (
     *("UNICRON_RESTORE_FROM", "UNICRON_SKIPPED_BATCHES", "UNICRON_MTBF_S", "UNICRON_TP", "UNICRON_PP"),
-    *(MEMORY_DIR, MEMORY_SLOT, MEMORY_KEEPS, BEAT_FILE),
+    *(MEMORY_DIR, MEMORY_SLOT, MEMORY_KEEPS, BEAT_FILE, LINES_FILE),
 )
 """Variables that a generation may lack: those of an earlier one mean nothing in it."""
 LOG_FILE = "UNICRON_LOG_FILE"
@@ -48,6 +49,7 @@ class RankEnvironment:
     restore_from: str | None = None
     skipped: Ranges = ()
     beat_file: Path | None = None
+    lines_file: Path | None = None
     memory_dir: Path | None = None
     memory_slot: tuple[int, int] | None = None
     keeps: int = 0
@@ -97,6 +99,7 @@ def read_environment(variables: Mapping[str, str]) -> RankEnvironment:
             restore_from=variables.get("UNICRON_RESTORE_FROM") or None,
             skipped=_ranges.validate_json(variables.get("UNICRON_SKIPPED_BATCHES", "[]")),
             beat_file=Path(variables[BEAT_FILE]) if variables.get(BEAT_FILE) else None,
+            lines_file=Path(variables[LINES_FILE]) if variables.get(LINES_FILE) else None,
             memory_dir=Path(variables[MEMORY_DIR]) if variables.get(MEMORY_DIR) else None,
             memory_slot=_place(variables.get(MEMORY_SLOT, "")),
             keeps=int(variables.get(MEMORY_KEEPS, "0")),

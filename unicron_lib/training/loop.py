@@ -108,7 +108,7 @@ class Loop:
         self._work = work
         self._saver = saver
         self._link = link
-        self._lines = ProgressLines(env, **asdict(origin))
+        self._progress = ProgressLines(env, link.send_line, **asdict(origin))
         self._flops = iteration_flops(env.spec)
         self._keeping = Keeping(env, memory, self._mark)
         self._recheck = Recheck(env.spec, memory=memory, peers=meeting.peers, add_gradients=work.add_gradients, mark=self._mark)
@@ -237,7 +237,7 @@ class Loop:
 
     def _report(self, reduced: Reduced, iteration_s: float, compute_s: float) -> None:
         iteration = self._position.iteration
-        line = self._lines.line(
+        self._progress.tell(
             iteration,
             loss=reduced.loss,
             iteration_s=iteration_s,
@@ -245,7 +245,6 @@ class Loop:
             compute_s=compute_s,
             grad_norm=reduced.grad_norm,
         )
-        self._link.send_line(line)
         if (iteration + 1) % self._spec.log_interval == 0:
             done, samples = iteration + 1, (iteration + 1) * self._spec.global_batch_size
             log.info(

@@ -103,7 +103,7 @@ class _Reporting(Session):
         self._env = env
         self._beats = BeatWriter.open(env.beat_file)
         self._stop, self._park = CommonStop(env), CommonStop(env, "park")
-        self._lines = ProgressLines(env, **origin)
+        self._progress = ProgressLines(env, self._link.send_line, **origin)
         self._is_to_stop = False
 
     @property
@@ -117,8 +117,7 @@ class _Reporting(Session):
         self._beats.complete(step, duration_s)
         self._beats.mark(Section.STEP)
         told_loss = 0.0 if loss is None else float(loss)
-        line = self._lines.line(int(step), loss=told_loss, iteration_s=duration_s, flops=float(flops) / duration_s)
-        self._link.send_line(line)
+        self._progress.tell(int(step), loss=told_loss, iteration_s=duration_s, flops=float(flops) / duration_s)
         if self._parking is not None:
             self._leave_if_ordered(self._parking, step)
         self._is_to_stop = self._stop.is_due(step, asked=self._is_asked)
