@@ -208,14 +208,14 @@ class Commands:
         if rank.phase is not Phase.PARKED:
             raise AgentError(f"rank {rank.rank} of job {rank.job} is {rank.phase}, only a parked rank can save its replica")
         if not rank.manifest:
-            rank.manifest = None  # a part of a replica counts only with those that others save now
+            # a part of a replica counts only with those that others save now
+            rank.manifest, rank.has_answered = None, False
             writes_as = {} if command.as_generation is None else {"UNICRON_GENERATION": str(command.as_generation)}
             rank.order(RankOrder(order="save_replica", environment=writes_as))
-        done = lambda: rank.manifest is not None or rank.judged  # noqa: E731
+        done = lambda: rank.has_answered or rank.judged  # noqa: E731
         await self._supervisor.bell.until(done, timeout_s=command.deadline_s)
         if rank.manifest is None:
-            found = f"is busy for longer than {command.deadline_s:g} s" if rank.is_alive else "died"
-            raise AgentError(f"rank {rank.rank} of job {rank.job} {found} while it saves its replica: take another one")
+            raise AgentError(f"rank {rank.rank} of job {rank.job} {_why_unsaved(rank, command)}: take another one")
         return {"iteration": rank.iteration, "manifest": rank.manifest}
 
     async def _stop(self, command: StopRanks) -> Result:
@@ -232,6 +232,14 @@ class Commands:
         if found is None or not found.is_alive:
             raise AgentError(f"rank {rank} of job {job}, generation {generation}, does not live on this node: take another one")
         return found
+
+
+def _why_unsaved(rank: Rank, command: SaveReplica) -> str:
+    if not rank.is_alive:
+        return "died while it saved its replica"
+    if rank.has_answered:
+        return "has no state, or not all parts of it were saved"
+    return f"is busy for longer than {command.deadline_s:g} s while it saves its replica"
 
 
 def _drain_state(rank: Rank) -> str:

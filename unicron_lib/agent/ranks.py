@@ -56,6 +56,7 @@ class Rank:
     phase: Phase = Phase.RUNNING
     iteration: int = -1
     manifest: str | None = None
+    has_answered: bool = False
     micro_batches: int = 0
     held_for: int = 0
     asked_to_stop: bool = False

@@ -153,7 +153,7 @@ class Supervisor:
                 rank.phase, rank.iteration, rank.micro_batches = Phase.PARKED, message.iteration, message.micro_batches
             case RankDrained():
                 rank.phase = rank.phase if rank.phase is Phase.PARKED else Phase.DRAINED
-                rank.iteration, rank.manifest = message.iteration, message.manifest
+                rank.iteration, rank.manifest, rank.has_answered = message.iteration, message.manifest, True
             case RankFinished():
                 rank.phase, rank.iteration = Phase.FINISHED, message.iteration
                 self._observe(rank, message)

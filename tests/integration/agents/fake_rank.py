@@ -99,13 +99,13 @@ def step(wire: Wire, iteration: int = 0, compute_s: float = STEP_S) -> int:
 
 
 def park(wire: Wire) -> int:
-    """Do one iteration, then behave like a survivor of a collective error."""
+    """Do one iteration, then behave like a survivor of a collective error; rank 0 has a state that it can save."""
     wire.progress(0)
     wire.failed(0, parked=True)
     while True:
         order = wire.orders.get()
         if order == "save_replica":
-            wire.say("rank_drained", iteration=0, manifest="manifest-replica")
+            wire.say("rank_drained", iteration=0, manifest=None if wire.identity["rank"] else "manifest-replica")
         if order in {"quit", None}:
             return 0
 
