@@ -15,28 +15,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_progress_lines import ENV
 
 from unicron_lib.agent.left_lines import RING, LineReader, LineWriter, lines_path
 from unicron_lib.agent.rank_messages import Progress, RankHello, from_rank
 from unicron_lib.agent.rank_socket import RankSocket
 from unicron_lib.agent.ranks import Rank, Ranks
-from unicron_lib.domain.jobs import JobSpec
-from unicron_lib.training.environment import RankEnvironment
 from unicron_lib.training.progress_lines import LOOK, ProgressLines
 
-ENV = RankEnvironment(
-    spec=JobSpec(job="a"),
-    generation=1,
-    rank=0,
-    world_size=1,
-    local_rank=0,
-    master_addr="",
-    master_port=0,
-    node="",
-    run_dir=Path("/nowhere"),
-    agent_socket="",
-    store_url="",
-)
+WHO = {"job": ENV.job, "generation": ENV.generation, "rank": ENV.rank}
 
 
 @contextmanager
@@ -196,17 +183,17 @@ for iteration in range(50):
     progress.tell(iteration, loss=1.0, iteration_s=0.05, flops=1.0)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-HELLO = from_rank.dump_json(RankHello(job="a", generation=1, rank=0, pid=1)) + b"\n"
+HELLO = from_rank.dump_json(RankHello(**WHO, pid=1)) + b"\n"
 
 
 async def test_what_a_killed_rank_had_left_is_known_before_its_end_is_judged(tmp_path):
     (tmp_path / "beats").mkdir()
     table, heard = Ranks(), []
-    rank = Rank(job="a", generation=1, rank=0, gpu=0)
+    rank = Rank(**WHO, gpu=0)
     table.add(rank)
     server = RankSocket(path=tmp_path / "s", ranks=table, tell=lambda _, message: heard.append(message))
     await server.start()
-    path = lines_path(tmp_path, "a", 1, 0)
+    path = lines_path(tmp_path, *rank.key)
     here = Path(__file__).parent
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", DYING, here, tmp_path / "s", path)
     assert await process.wait() == -signal.SIGKILL
@@ -221,14 +208,14 @@ async def test_what_a_killed_rank_had_left_is_known_before_its_end_is_judged(tmp
 async def test_what_is_sent_comes_after_what_was_left_before(tmp_path):
     (tmp_path / "beats").mkdir()
     table, heard = Ranks(), asyncio.Queue()
-    rank = Rank(job="a", generation=1, rank=0, gpu=0)
+    rank = Rank(**WHO, gpu=0)
     table.add(rank)
     server = RankSocket(path=tmp_path / "s", ranks=table, tell=lambda _, message: heard.put_nowait(message))
     await server.start()
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(os.fspath(tmp_path / "s"))
         link.sendall(HELLO)
-        progress = ProgressLines(replace(ENV, lines_file=lines_path(tmp_path, "a", 1, 0)), lambda _: None)
+        progress = ProgressLines(replace(ENV, lines_file=lines_path(tmp_path, *rank.key)), lambda _: None)
         for iteration in range(3):
             progress.tell(iteration, loss=1.0, iteration_s=0.05, flops=1.0)
         link.sendall(HELLO)
