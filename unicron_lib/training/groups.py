@@ -24,8 +24,17 @@ REACH_S, RETRY_S = 1.0, 0.1
 ATTEMPTS_S = (2.0, 10.0, 60.0)
 """For one attempt to become its client: nothing but its end breaks it off, and torch asks the DNS for names on the way."""
 
+LOOK_S, GIVE_UP_S = 0.2, 2.0
+"""Once a rank is to park, all its connections are broken every 50 ms: a collective that has not ended so long after it never will.
+
+Until it is sure that nothing is written into its tensor any more, nobody may use that.
+"""
 ANSWER = 1
 """The tag of a rank's word that it has received something."""
+
+
+_left_behind: list[tuple[dist.ProcessGroup, ...]] = []
+"""Groups in which a collective never ends: they live as long as the process, for their end would wait for it."""
 
 
 class Bulletin:
@@ -71,7 +80,7 @@ class TorchPeers:
     def sum(self, tensor: torch.Tensor) -> None:
         """All-reduce `tensor` in place; raises CollectiveFailed, and then its content is worthless."""
         with self._done():
-            dist.all_reduce(tensor, group=self._group)
+            self._end(dist.all_reduce(tensor, group=self._group, async_op=tensor.device.type == "cpu"))
 
     def exchange(self, mine: bytes) -> list[bytes]:
         """All-gather of bytes, in host memory; raises CollectiveFailed."""
@@ -119,8 +128,29 @@ class TorchPeers:
 
     def _gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
         found = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(found, mine, group=self._group)
+        self._end(dist.all_gather(found, mine, group=self._group, async_op=True))
         return found
+
+    def _end(self, work: dist.Work | None) -> None:
+        """Wait for a collective of gloo, if there is one.
+
+        Its wait for the end of a send may never end when the connection does: such a collective is left behind, with its group.
+        """
+        given_up_at = float("inf")
+        while work is not None:
+            try:
+                work.wait(timedelta(seconds=LOOK_S))
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # after all it may have ended well
+                    return
+            else:
+                return
+            if self._is_given_up():
+                given_up_at = min(given_up_at, time.monotonic())
+            if time.monotonic() - given_up_at >= GIVE_UP_S:
+                _left_behind.append(_all_groups())
+                raise CollectiveFailed("DistBackendError", "the collective was broken off, and gloo still waits for its end")
 
     @contextmanager
     def _done(self) -> Iterator[None]:
@@ -214,8 +244,12 @@ def abort_groups() -> None:
     """From another thread, have what waits for NCCL's communicators fail. gloo's groups end with their connections."""
     if torch.cuda.is_available() and dist.is_initialized():
         with suppress(RuntimeError, AssertionError):  # the main thread may be leaving the group by itself
-            for group in tuple(dist.distributed_c10d._world.pg_map):  # noqa: SLF001 - torch has no other way to all groups
+            for group in _all_groups():
                 group._get_backend(torch.device("cuda")).abort()  # noqa: SLF001 - nor to one backend
+
+
+def _all_groups() -> tuple[dist.ProcessGroup, ...]:
+    return tuple(dist.distributed_c10d._world.pg_map)  # noqa: SLF001 - torch has no other way to them
 
 
 def leave() -> None:
