@@ -25,7 +25,7 @@ ATTEMPTS_S = (2.0, 10.0, 60.0)
 """For one attempt to become its client: nothing but its end breaks it off, and torch asks the DNS for names on the way."""
 
 LOOK_S, GIVE_UP_S = 0.2, 2.0
-"""Once a rank is to park, all its connections are broken every 50 ms: a collective that has not ended so long after it never will.
+"""Once a rank is to park, all its connections are broken every 50 ms: one that has not ended so long after never will.
 
 Until it is sure that nothing is written into its tensor any more, nobody may use that.
 """
