@@ -44,8 +44,15 @@ def submit(cluster, tmp_path, job: str, gpus: int) -> None:
     cluster.trains_on()
 
 
-def test_a_job_with_tensor_parallelism_survives_a_crash_and_a_lost_node(cluster, tmp_path) -> None:
+@pytest.fixture
+def cut(cluster, tmp_path):
     submit(cluster, tmp_path, "cut", 4)
+    yield
+    cluster.cli("cancel", "cut")
+
+
+@pytest.mark.usefixtures("cut")
+def test_a_job_with_tensor_parallelism_survives_a_crash_and_a_lost_node(cluster) -> None:
     assert cluster.state.jobs["cut"].assignment.layout == Layout(tp=2, dp=2)
     known, reached = set(cluster.state.incidents), cluster.iterations()["cut"]
     cluster.cli("inject", "crash", "cut/1")
