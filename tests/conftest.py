@@ -37,9 +37,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `-n`, begin with what takes longest; without, the order stays as it is."""
+    """With `-n`, begin with what takes longest; without, end with the cluster, whose jobs train on until all tests are done."""
     if hasattr(config, "workerinput"):
         items.sort(key=_rank)
+    else:
+        items.sort(key=lambda item: _rank(item) == 0)
 
 
 def _rank(item: pytest.Item) -> int:
