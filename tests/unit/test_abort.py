@@ -38,7 +38,7 @@ def test_a_connection_of_torch_ends_and_one_to_the_object_store_stays(
         with socket.create_connection(listener.getsockname()), socket.create_connection(store.getsockname()) as own:
             before = len(list(Path("/proc/self/fd").iterdir()))
             assert break_connections() >= 1
-            assert len(list(Path("/proc/self/fd").iterdir())) == before
+            assert len(list(Path("/proc/self/fd").iterdir())) <= before
             with listener.accept()[0] as other:
                 assert other.recv(1) == b"", "the other end sees it"
             own.sendall(b"x")

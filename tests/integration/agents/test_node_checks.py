@@ -91,7 +91,7 @@ async def meet(cluster: LocalCluster, generation: int, *nodes: str, deadline_s: 
     ("harm", "told"),
     [
         ("", ""),
-        ("crash", "ended with code -6"),
+        pytest.param("crash", "ended with code -6", marks=pytest.mark.storm),
         ("memory", "words read back otherwise"),
     ],
 )
@@ -112,6 +112,7 @@ async def test_a_pair_of_which_one_may_be_spoiled(nodes: LocalCluster, harm: str
         assert min(sound.result["gather_s"], sound.result["compute_s"]) > 0
 
 
+@pytest.mark.storm
 async def test_one_that_hangs_is_ended_at_the_deadline_and_its_devices_have_spoken(nodes: LocalCluster) -> None:
     await asyncio.gather(nodes.node("sound"), nodes.node("hang"))
     replies = await meet(nodes, next(numbers), "sound", "hang", deadline_s=25.0)

@@ -2,6 +2,7 @@
 
 import socket
 
+import pytest
 from whole_cluster import job_file
 
 from unicron_lib.domain.jobs import JobStatus
@@ -23,6 +24,7 @@ def test_status_tells_nodes_jobs_and_the_ui(pair):
     assert "big" in pair.cli("status").stdout
 
 
+@pytest.mark.storm
 def test_a_probe_that_hangs_is_shown_and_its_node_goes_on(cluster):
     """PB05: the monitoring of its GPUs is lost, the node is not, and nothing is done about it; it needs no GPU."""
     node, known = min(cluster.state.nodes), set(cluster.state.incidents)

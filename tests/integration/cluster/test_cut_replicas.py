@@ -9,7 +9,7 @@ from whole_cluster import job_file
 from unicron_lib.agent.memory_messages import FindMemory
 from unicron_lib.domain.plans import Layout, StepKind
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.storm]
 INTERVAL = 2
 
 
@@ -92,7 +92,6 @@ def lone(cluster, tmp_path):
     cluster.cli("cancel", "lone")
 
 
-@pytest.mark.storm
 @pytest.mark.usefixtures("lone")
 def test_the_only_replica_goes_on_from_parts_in_memory_here_and_elsewhere(cluster) -> None:
     (node,) = cluster.state.jobs["lone"].nodes

@@ -22,7 +22,7 @@ def pid_of_rank(cluster, job, rank):
     return next(it.pid for it in found if (it.job, it.rank) == (job, rank))
 
 
-@pytest.mark.parametrize("part", ["recovery", "controller", "prefect-server"])
+@pytest.mark.parametrize("part", ["recovery", "controller", pytest.param("prefect-server", marks=pytest.mark.storm)])
 def test_a_control_process_dies_at_a_random_moment_of_a_recovery(pair, part):
     known, pid = set(pair.state.incidents), pair.pid(part)
     steps = random.SystemRandom().randrange(len(StepKind))
@@ -37,7 +37,9 @@ def test_a_control_process_dies_at_a_random_moment_of_a_recovery(pair, part):
     pair.check_journal()
 
 
-@pytest.mark.parametrize("after", list(StepKind))
+@pytest.mark.parametrize(
+    "after", [StepKind.LAUNCH, *(pytest.param(it, marks=pytest.mark.storm) for it in StepKind if it is not StepKind.LAUNCH)]
+)
 def test_a_recovery_killed_between_two_steps_goes_on_without_doing_one_twice(pair, after):
     known, seq, pid = set(pair.state.incidents), pair.state.seq, pair.pid("recovery")
     generation = pair.state.jobs["big"].generation

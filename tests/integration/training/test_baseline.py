@@ -13,6 +13,7 @@ from unicron_lib.training.ledger import check_ledger, read_lineage
 DEADLINE_S = 120.0
 
 
+@pytest.mark.storm
 async def test_a_killed_rank_under_torchrun_costs_the_iterations_since_the_checkpoint_and_no_loss(tmp_path) -> None:
     spec = tiny(train_iters=16, pace_s=0.1)
     run = Torchrun(spec, tmp_path / "run", ranks=2, nodes=1)

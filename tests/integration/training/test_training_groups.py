@@ -2,9 +2,11 @@
 
 import json
 
+import pytest
 from training_jobs import tiny
 
 
+@pytest.mark.storm
 def test_fifty_groups_later_a_process_holds_what_it_held_after_the_first_ones(ranks) -> None:
     """Half of them broke while a rank waited: threads, sockets and files are given back all the same."""
     spec = tiny(job="reformed")
