@@ -4,6 +4,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -237,6 +238,7 @@ async def test_parts_travel_each_and_the_next_are_wanted_after_a_pause(house: Sl
         following.free_at = 0.0
     await job.look()
     assert [len(slot.found()) for slot in sent] == [0, 0]
+    assert {header.iteration for header in home.compared("a")[0]} == {9, 7}, "until the next ones have travelled it counts"
     job.close()
 
 
@@ -244,6 +246,26 @@ def test_parts_share_the_time_in_which_states_travel() -> None:
     it = Following(peers=["p"], parts=2)
     it.was_taken((1, 5), 100.0, 101.0)
     assert it.free_at == pytest.approx(100.0 + 2.0 / copying.DUTY)
+
+
+def test_what_was_put_aside_is_given_while_the_next_one_is_written(house: SlotHouse, peer: str, tmp_path: Path) -> None:
+    slot, elsewhere = house.travelling("a", LEFT), SlotHouse(tmp_path / "elsewhere").pair("a", LEFT)
+    for iteration in (7, 8):
+        write(slot, iteration, num_bytes=1000)
+        slot.put_aside()
+        slot.put_aside()
+    assert slot.claim(1000) is not None
+    assert fetch(peer, TOKEN, elsewhere, Get(job="a", generation=1, iteration=8, part=LEFT)).iteration == 8
+    with pytest.raises(SlotError, match="there is no slot of iteration 7"):
+        fetch(peer, TOKEN, elsewhere, Get(job="a", generation=1, iteration=7, part=LEFT))
+
+
+def test_who_writes_does_not_write_into_what_was_put_aside(house: SlotHouse) -> None:
+    slot = house.travelling("a", LEFT)
+    write(slot, 7, num_bytes=1000)
+    slot.put_aside()
+    write(slot, 8, num_bytes=1000)
+    assert [header.iteration for header in house.compared("a")[0]] == [8, 7]
 
 
 # --- the house
@@ -258,6 +280,24 @@ def test_of_parts_both_slots_are_told(house: SlotHouse) -> None:
     assert reasons == []
     assert house.forget("a", 5) == 3
     assert not (house.directory / "a").exists()
+
+
+@pytest.mark.parametrize("travel", [False, True])
+def test_parts_of_another_layout_go_when_those_of_this_one_are_as_safe(house: SlotHouse, *, travel: bool) -> None:
+    old = house.pair("a", "tp0of1-pp1of2")
+    write(old, 7, num_bytes=1000)
+    forget = partial(house.forget_other_layouts, "a", (LEFT, RIGHT), generation=2, travel=travel)
+    for part in (LEFT, RIGHT):
+        for iteration in (8, 9):
+            assert forget() == 0
+            write(house.pair("a", part), iteration, generation=2, num_bytes=1000)
+        if travel:
+            assert forget() == 0
+            write(house.travelling("a", part), 8, generation=2, num_bytes=1000)
+            house.travelling("a", part).put_aside()
+    assert forget() == 1
+    assert old.found() == []
+    assert forget() == 0
 
 
 def test_damaged_slots_are_told_and_left_out(house: SlotHouse) -> None:

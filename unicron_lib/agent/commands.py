@@ -159,7 +159,8 @@ class Commands:
         pids: list[dict[str, Scalar]] = []
         await self._checks.give_up()
         await self._supervisor.ready()
-        self._memory.follow(command.job, command.memory_peers, keepers(command.layout, dict(command.ranks)))
+        parts = keepers(command.layout, dict(command.ranks))
+        self._memory.follow(command.job, command.memory_peers, parts, generation=command.generation)
         async with self._launching[command.job]:
             await self._close_orphaned_stores(command.job)
             for rank, gpu in command.ranks:

@@ -91,7 +91,7 @@ class Copying:
     def _want_another(self, it: Following, slots: SlotPair) -> None:
         """All parts of an iteration have to travel before the next ones do: its ranks wait until none is there any more."""
         if time.monotonic() >= it.free_at:
-            slots.forget(it.place[0] + 1)
+            slots.put_aside()
 
     async def _offer(self, it: Following, slots: SlotPair, header: SlotHeader) -> None:
         began, peer = time.monotonic(), it.peers[0]

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from unicron_lib.agent.copying import Copying
 from unicron_lib.agent.environment import NodeFacts
@@ -34,6 +35,7 @@ class NodeMemory:
         self._house = SlotHouse(slot_directory(facts.run_dir, facts.node))
         self._server = SlotServer(house=self._house, token=token, refusal=self._refusal)
         self._copying = Copying(self._house, token)
+        self._launched: dict[str, Callable[[], int]] = {}
         self.wipe = self._house.wipe
 
     def start(self) -> int:
@@ -57,6 +59,9 @@ class NodeMemory:
     async def _sweep(self) -> None:
         busy = {rank.job for rank in self._ranks.alive}
         self._copying.keep_only(busy)
+        self._launched = {job: forget for job, forget in self._launched.items() if job in busy}
+        for forget_other_layouts in self._launched.values():
+            forget_other_layouts()
         await asyncio.to_thread(self._house.sweep, busy)
 
     def close(self) -> None:
@@ -65,9 +70,12 @@ class NodeMemory:
         self._copying.close()
         self.wipe()
 
-    def follow(self, job: str, peers: Sequence[str], parts: Collection[str]) -> None:
+    def follow(self, job: str, peers: Sequence[str], parts: Collection[str], *, generation: int) -> None:
         """Copy the states of a job, or those parts that are launched here, to the first of these peers that takes them."""
         self._copying.follow(job, peers, parts)
+        self._launched[job] = partial(
+            self._house.forget_other_layouts, job, tuple(parts), generation=generation, travel=bool(peers)
+        )
 
     async def carry_out(self, command: FindMemory | FetchMemory | ForgetMemory) -> Result:
         """Do what the control host wants; raises AgentError."""

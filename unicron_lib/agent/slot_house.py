@@ -5,15 +5,20 @@ import os
 import shutil
 import time
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from unicron_lib.agent.slot_places import PREFIX, SHARED
-from unicron_lib.checkpointing.slots import TRAVELS, SlotHeader, SlotPair, is_own, parts_in
+from unicron_lib.checkpointing.slots import ALL, ASIDE, TRAVELS, SlotHeader, SlotPair, is_own, parts_in
+from unicron_lib.domain.parts import replica_with
 from unicron_lib.errors import SlotError
 
 log = logging.getLogger(__name__)
 IDLE_S = 3600.0
 """Slots of a job that neither runs here nor is copied to here for so long are removed: its checkpoints are in the store."""
+
+MOST_THREADS = 8
+"""That compare slots: one alone does not read as fast as memory gives."""
 
 
 class SlotHouse:
@@ -26,9 +31,13 @@ class SlotHouse:
         """The slots of a job, or of a part of its state."""
         return SlotPair(self.directory / job, part)
 
-    def travelling(self, job: str, part: str) -> SlotPair:
-        """The slot of a part that is to go to another node."""
-        return SlotPair(self.directory / job, part, TRAVELS)
+    def travelling(self, job: str, part: str, *numbers: int) -> SlotPair:
+        """The slot of a part that is to go to another node, or the one of other `numbers`."""
+        return SlotPair(self.directory / job, part, numbers or TRAVELS)
+
+    def all_of(self, job: str, part: str = "") -> SlotPair:
+        """All slots in which there may be a state of the job, or that part of one: to be read."""
+        return SlotPair(self.directory / job, part, ALL)
 
     def touch(self, job: str) -> None:
         """Somebody needs the job's slots."""
@@ -42,26 +51,31 @@ class SlotHouse:
 
         Of parts of a state all such slots are told: other nodes must have the others' of the same iteration.
         """
-        whole, reasons = list[SlotHeader](), list[str]()
-        for pair in (self.pair(job, part) for part in parts_in(self.directory / job)):
-            for header in pair.found():
-                try:
-                    whole.append(pair.check(header.place))
-                except (SlotError, OSError) as error:
-                    reasons.append(str(error))
-                    continue
-                if not pair.part:
-                    break
-        return whole, reasons
+        with ThreadPoolExecutor(MOST_THREADS) as pool:
+            found = list(pool.map(_compared, (self.all_of(job, part) for part in parts_in(self.directory / job))))
+        return [header for whole, _ in found for header in whole], [reason for _, reasons in found for reason in reasons]
 
     def forget(self, job: str, below_generation: int) -> int:
         """Remove the job's slots of generations below; the number of them."""
         directory = self.directory / job
-        slots = [of(job, part) for part in parts_in(directory) for of in (self.pair, self.travelling)]
-        removed = sum(pair.forget(below_generation) for pair in slots)
+        removed = sum(self.all_of(job, part).forget(below_generation) for part in parts_in(directory))
         if directory.is_dir() and not any(directory.iterdir()):
             shutil.rmtree(directory, ignore_errors=True)
         return removed
+
+    def forget_other_layouts(self, job: str, parts: Collection[str], *, generation: int, travel: bool) -> int:
+        """Remove older parts of other layouts, once those of `generation`, which may `travel`, are as safe; their number."""
+        if not all(self._is_safe(job, part, generation, travel=travel) for part in parts):
+            return 0
+        layouts = {replica_with(part) for part in parts}
+        others = (part for part in parts_in(self.directory / job) if replica_with(part) not in layouts)
+        return sum(self.all_of(job, part).forget(generation) for part in others)
+
+    def _is_safe(self, job: str, part: str, generation: int, *, travel: bool) -> bool:
+        """Whether all ranks have kept an iteration, which none does twice before, and of parts that are copied one has been."""
+        kept = [it for it in self.pair(job, part).found() if it.generation >= generation]
+        copied = (it.generation >= generation for it in self.travelling(job, part, ASIDE).found())
+        return len(kept) >= (2 if part else 1) and (not travel or not part or any(copied))
 
     def sweep(self, busy: Collection[str]) -> None:
         """Remove what nobody has needed for IDLE_S, also of agents of this user that are gone; `busy` jobs have ranks here."""
@@ -78,6 +92,19 @@ class SlotHouse:
     def wipe(self) -> None:
         """Remove everything: the node's memory is lost."""
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _compared(slots: SlotPair) -> tuple[list[SlotHeader], list[str]]:
+    whole, reasons = list[SlotHeader](), list[str]()
+    for place in dict.fromkeys(header.place for header in slots.found()):
+        try:
+            whole.append(slots.check(place))
+        except (SlotError, OSError) as error:
+            reasons.append(str(error))
+            continue
+        if not slots.part:
+            break
+    return whole, reasons
 
 
 def _is_idle(directory: Path) -> bool:

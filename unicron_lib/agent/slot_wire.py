@@ -273,7 +273,7 @@ class SlotServer:
         self._house.touch(header.job)
 
     def _give(self, channel: Channel, wanted: Get) -> None:
-        with self._house.pair(wanted.job, wanted.part).reading((wanted.generation, wanted.iteration)) as (header, state):
+        with self._house.all_of(wanted.job, wanted.part).reading((wanted.generation, wanted.iteration)) as (header, state):
             channel.say(_answer.dump_json(Answer(header=header)))
             channel.send_state(state)
 

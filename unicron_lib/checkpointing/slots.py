@@ -1,6 +1,7 @@
 """A state in host memory that outlives its process: two files a job and node below /dev/shm, written in turn.
 
-Where a state is cut, each part has its own two files, and a third one for what is to travel to another node.
+Where a state is cut, each part has its own two files, and a third one for what is to travel to another node. When it has, that
+is put aside: until all parts of the next iteration have travelled, this is the one of which there are copies.
 
 The header is in a file's first page. It is wiped before the state behind it changes, and written once that is complete: a
 writer that is killed leaves a slot without a header, which nobody uses, and the other one is whole. Writers lock a slot
@@ -16,7 +17,7 @@ import re
 import stat
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -34,8 +35,9 @@ HEADER_BYTES = mmap.PAGESIZE
 MAGIC = b"UNISLOT1"
 LARGEST = 10**10 - 1
 BLOCK_WORDS = 1 << 17
-IN_TURN, TRAVELS = (0, 1), (2,)
-"""The numbers of the slots that are written in turn, and of the one whose state goes to another node."""
+IN_TURN, TRAVELS, ASIDE = (0, 1), (2,), 3
+"""The numbers of the slots that are written in turn, of the one whose state goes to another node, and where it is put then."""
+ALL = (*IN_TURN, *TRAVELS, ASIDE)
 PART = re.compile(r"(tp\d{1,6}of\d{1,6}-pp\d{1,6}of\d{1,6})?", re.ASCII)
 
 
@@ -171,12 +173,11 @@ class SlotPair:
 
     def _open(self, name: str, size: int) -> "_Mapped | None":
         """A slot of that size, mapped and locked; None if somebody else uses it."""
-        known = self._mapped.get(name)
-        if known and known.is_there and len(known.view) == size:
+        known, path = self._mapped.get(name), self.directory / name
+        if known and known.is_at(path) and len(known.view) == size:
             return known if _lock(known.descriptor, fcntl.LOCK_EX) else None
         if known:
             os.close(self._mapped.pop(name).descriptor)
-        path = self.directory / name
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not _lock(descriptor, fcntl.LOCK_EX):
             os.close(descriptor)
@@ -240,6 +241,13 @@ class SlotPair:
                 removed += 1
         return removed
 
+    def put_aside(self) -> None:
+        """Keep what is in the first slot as what was put aside last; whoever writes to that slot begins a new file."""
+        path, part = self.directory / self._names[0], f"{self.part}." if self.part else ""
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            if _lock(file.fileno(), fcntl.LOCK_SH):
+                path.replace(self.directory / f"{part}{ASIDE}.slot")
+
 
 class _Mapped:
     """An open slot. Its memory stays as long as it is open, whether its file is there or not."""
@@ -248,10 +256,12 @@ class _Mapped:
         self.descriptor = descriptor
         self.view = memoryview(mmap.mmap(descriptor, size))
 
-    @property
-    def is_there(self) -> bool:
+    def is_at(self, path: Path) -> bool:
         """Whether it is still the file of that name."""
-        return os.fstat(self.descriptor).st_nlink > 0
+        try:
+            return os.path.samestat(os.fstat(self.descriptor), path.stat())
+        except OSError:
+            return False
 
 
 def parts_in(directory: Path) -> list[str]:
