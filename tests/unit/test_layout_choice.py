@@ -21,6 +21,7 @@ from unicron_lib.planning.placement import Rules
 from unicron_lib.planning.planner import make_plan
 from unicron_lib.planning.scene import Scene as PlanScene
 from unicron_lib.planning.throughput import model_of, profiles
+from unicron_lib.planning.transition_cost import Bandwidths
 from unicron_lib.planning.waf import Demand, cost
 
 LINE = Layout(tp=2)
@@ -129,7 +130,7 @@ def test_a_lost_node_that_makes_the_layout_impossible_changes_it() -> None:
     plan = planned(scene)
     assert plan.assignments[0].layout == Layout()
     assert plan.gpus == {"a": 1}
-    assert "a runs in tp=1 pp=1 dp=1 instead of tp=2 pp=1, through a checkpoint: the only layout on 1 GPU" in plan.reason
+    assert "a runs in tp=1 pp=1 dp=1 instead of tp=2 pp=1: the only layout on 1 GPU" in plan.reason
 
 
 def test_the_layout_is_shown_where_it_is_not_plain() -> None:
@@ -151,9 +152,7 @@ def test_a_change_of_layout_leaves_no_rank_alive_and_drains_all() -> None:
     larger = planned(scene)
     assert larger.assignments[0].layout == Layout(pp=2)
     assert steps_of(larger) == dict.fromkeys(StepKind), "healthy ranks are drained, and save"
-    assert (
-        "a runs in tp=1 pp=2 dp=1 instead of tp=1 pp=1, through a checkpoint: the best of 2 layouts on 2 GPUs" in larger.reason
-    )
+    assert "a runs in tp=1 pp=2 dp=1 instead of tp=1 pp=1: the best of 2 layouts on 2 GPUs" in larger.reason
 
 
 def test_ranks_live_on_where_only_the_number_of_replicas_changes() -> None:
@@ -212,10 +211,19 @@ def test_a_job_that_starts_again_where_it_is_keeps_its_layout() -> None:
     assert plan.steps[0].hold is not None
 
 
+AS_FAST = Bandwidths(peer_memory=Bandwidths().store)
+
+
 def demand_of(scene: Scene, **respond: object) -> Demand:
     asked = Respond(kind=PlanKind.REALLOCATE, incidents=(), attempt=1, reason="", **respond)
     return PlanScene(
-        state=scene.state, respond=asked, measured={}, measured_by_shape={}, rules=Rules(), checkpoint_formats={}
+        state=scene.state,
+        respond=asked,
+        measured={},
+        measured_by_shape={},
+        rules=Rules(),
+        checkpoint_formats={},
+        bandwidths=AS_FAST,
     ).demands(1)[0]
 
 
@@ -245,7 +253,11 @@ def test_ranks_that_have_parts_save_nothing_if_one_of_them_is_lost() -> None:
     healthy, faulted = demand_of(scene), demand_of(scene, faulted=("a",))
     assert set(healthy.relayout_s) == {1}
     total = [demand.transition_s + demand.relayout_s[1] for demand in (healthy, faulted)]
-    assert total[1] > total[0], "work since the newest checkpoint is done again"
+    assert total[1] > total[0], "work since the newest copy in memory is done again"
+    spec = replace(scene.state.jobs["a"].spec, memory_interval=0)
+    scene.state = scene.state.with_job(replace(scene.state.jobs["a"], spec=spec))
+    unkept = demand_of(scene, faulted=("a",))
+    assert unkept.transition_s + unkept.relayout_s[1] > total[1], "there is the newest checkpoint only"
 
 
 def test_measurements_are_journalled_by_the_layout_of_their_generation() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -17,6 +18,7 @@ from unicron_lib.planning.transition_cost import (
     Move,
     StateSource,
     move_of,
+    relayout_s,
     source,
     transition_s,
 )
@@ -68,6 +70,15 @@ def test_what_is_kept_in_memory_is_priced_by_how_often_it_is_copied() -> None:
     assert instant.redo_in_memory_s == pytest.approx(1000.0), "an iteration is the least"
     lost = MOVE.redo_s - 1.0
     assert transition_s(replace(MOVE, redo_in_memory_s=lost), StateSource.PEER_MEMORY) == pytest.approx(10.0 + 19.6 + lost)
+
+
+def test_a_change_of_layout_is_priced_by_where_its_state_is() -> None:
+    links, move = Bandwidths(peer_memory=9.8e9, store=2e9), replace(MOVE, redo_in_memory_s=4.0)
+    price = partial(relayout_s, move, bandwidths=links)
+    assert price(is_saved=True) == pytest.approx(10.0 + 49.0 + 49.0)
+    assert price(is_saved=False) == pytest.approx(10.0 + 49.0 + 300.0)
+    assert price(is_saved=True, is_in_memory=True) == pytest.approx(10.0 + 49.0 + 10.0)
+    assert price(is_saved=False, is_in_memory=True) == pytest.approx(10.0 + 10.0 + 4.0)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])

@@ -123,7 +123,7 @@ class Layouts:
         is_kept = before is not None and before.shape == layout.shape
         if is_kept and before == layout:
             why = f"which it keeps on {place}"
-        came = "" if before is None or is_kept else f" instead of {before.shape}, through a checkpoint"
+        came = "" if before is None or is_kept else f" instead of {before.shape}"
         return f"{job} runs in {layout.shape} dp={layout.dp}{came}: {why}"
 
 

@@ -1,10 +1,16 @@
-"""States in the host memory of nodes: who keeps a second copy, and which one a generation begins from. Pure."""
+"""States in the host memory of nodes: who keeps a second copy, and which one a generation begins from. Pure.
+
+A generation may begin from parts that another layout has cut the state into: each of its own needs those that overlap it.
+"""
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from unicron_lib.domain.jobs import JobState
+from unicron_lib.domain.parts import overlapping, replica_with
+from unicron_lib.domain.plans import Layout
 from unicron_lib.planning.holding import MOST_IN_VAIN
 
 Place = tuple[int, int]
@@ -35,12 +41,16 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySource:
-    """What a generation begins from, of `num_bytes` in all: its nodes `on` have it, or parts of it, and the rest is fetched."""
+    """What a generation begins from, of `num_bytes` in all: its nodes `on` have it, or parts of it, and the rest is fetched.
+
+    It was kept by replicas of `layout`.
+    """
 
     place: Place
     num_bytes: int
     on: tuple[str, ...]
     fetches: tuple[Fetch, ...] = ()
+    layout: Layout = field(default_factory=Layout)
 
 
 def may_begin_from_memory(job: JobState) -> bool:
@@ -49,47 +59,75 @@ def may_begin_from_memory(job: JobState) -> bool:
     return is_kept and job.restored and job.rolled_back_to is None and job.stuck_restarts < MOST_IN_VAIN
 
 
-def is_kept(job: JobState, nodes: Collection[str], answering: Collection[str]) -> bool:
-    """Whether a state of the job, which was on `nodes`, is in the memory of one of those that answer.
+def is_kept(job: JobState, homes: Homes, answering: Collection[str]) -> bool:
+    """Whether a state of the job, whose parts were at `homes`, is likely to be in the memory of nodes that answer.
 
-    Ranks keep their own node's slots; of a job on one node, and of parts that are on one node only, another one has a copy.
+    Ranks keep their own node's slots, and of a part that is on one node only another one has a copy, unless that is lost, too.
     """
-    if not nodes or not may_begin_from_memory(job):
+    if not homes or not answering or not may_begin_from_memory(job):
         return False
-    return bool(answering) if len(nodes) == 1 else not set(nodes).isdisjoint(answering)
+    is_one_lost = len({node for nodes in homes.values() for node in nodes}.difference(answering)) <= 1
+    return all(not set(nodes).isdisjoint(answering) or (len(nodes) == 1 and is_one_lost) for nodes in homes.values())
 
 
 def choose(
     slots: Iterable[HeldSlot], homes: Homes, *, floor: int, saved: Place | None, racks: Mapping[str, str]
 ) -> MemorySource | None:
-    """The furthest state, then the nearest copy of each of its parts; None if the store's is as good.
+    """The furthest state, then the nearest copy of each of its parts; None if the store's is better.
 
-    Slots of generations below `floor` count no more. `saved` is the place of the newest checkpoint that counts: only what has
-    gone on since, in its generation or a later one, is better.
+    Slots of generations below `floor` count no more. `saved` is the place of the newest checkpoint that counts: what has gone
+    on since, in its generation or a later one, is better, and the same state is nearer. Each part of the new generation, whose
+    nodes are its `homes`, comes to one of them at least, which the others copy it from.
     """
-    usable = [slot for slot in slots if slot.place[0] >= floor and _is_further(slot.place, saved)]
-    had = ({slot.place for slot in usable if slot.part == part} for part in homes)
-    place = max(set.intersection(*had), default=None)
-    if place is None:
+    usable = [slot for slot in slots if slot.place[0] >= floor and _is_better(slot.place, saved)]
+    own = replica_with(next(iter(homes)))
+    found = max(_complete(usable), key=lambda it: (it[0], it[1] == own, it[1].shape), default=None)
+    if found is None:
         return None
-    best = {part: [slot for slot in usable if (slot.place, slot.part) == (place, part)] for part in homes}
-    holders = {part: {slot.node for slot in found} for part, found in best.items()}
-    on = dict.fromkeys(node for part, nodes in homes.items() for node in nodes if node in holders[part])
-    lacking = [part for part, nodes in homes.items() if holders[part].isdisjoint(nodes)]
-    return MemorySource(
-        place=place,
-        num_bytes=sum(found[0].num_bytes for found in best.values()),
-        on=tuple(on),
-        fetches=tuple(_fetch(part, homes[part][0], holders[part], racks) for part in lacking),
+    place, layout = found
+    best = [slot for slot in usable if slot.place == place and slot.part in layout.parts]
+    sizes = {slot.part: slot.num_bytes for slot in best}
+    held = {(slot.node, slot.part) for slot in best}
+    wanted = {part: overlapping(part, layout) for part in homes}
+    fetches = tuple(_fetches(wanted, homes, held, racks))
+    there = held.union((it.to, it.part) for it in fetches)
+    used = (
+        (node, it)
+        for part, nodes in homes.items()
+        for node in nodes
+        if there.issuperset((node, it) for it in wanted[part])
+        for it in wanted[part]
     )
+    on = dict.fromkeys(node for node, it in used if (node, it) in held)
+    return MemorySource(place=place, num_bytes=sum(sizes.values()), on=tuple(on), fetches=fetches, layout=layout)
+
+
+def _complete(slots: Iterable[HeldSlot]) -> list[tuple[Place, Layout]]:
+    """The places of which there are all parts that a layout has."""
+    had: dict[tuple[Place, Layout], set[str]] = defaultdict(set)
+    for slot in slots:
+        if layout := replica_with(slot.part):
+            had[slot.place, layout].add(slot.part)
+    return [key for key, parts in had.items() if len(parts) == key[1].replica_size]
+
+
+def _fetches(wanted: Homes, homes: Homes, held: Collection[tuple[str, str]], racks: Mapping[str, str]) -> Iterator[Fetch]:
+    """What each part's nearest home still lacks: the one that has the most of it, or is to get it for another part anyway."""
+    there = set(held)
+    for part, nodes in homes.items():
+        lacking = {node: [it for it in wanted[part] if (node, it) not in there] for node in nodes}
+        to = min(nodes, key=lambda node: len(lacking[node]))
+        for it in lacking[to]:
+            there.add((to, it))
+            yield _fetch(it, to, [node for node, of in held if of == it], racks)
 
 
 def _fetch(part: str, to: str, holders: Collection[str], racks: Mapping[str, str]) -> Fetch:
     return Fetch(part=part, to=to, holders=tuple(sorted(holders, key=lambda node: (_is_far(node, to, racks), node))))
 
 
-def _is_further(place: Place, saved: Place | None) -> bool:
-    return saved is None or (place[0] >= saved[0] and place[1] > saved[1])
+def _is_better(place: Place, saved: Place | None) -> bool:
+    return saved is None or place == saved or (place[0] >= saved[0] and place[1] > saved[1])
 
 
 def _is_far(node: str, other: str, racks: Mapping[str, str]) -> bool:

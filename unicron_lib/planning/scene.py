@@ -238,20 +238,27 @@ class Scene:
         move = transition_cost.move_of(job.spec, flops)
         has_replica = self._has_replica(job)
         # memory is asked only when no rank lives on
-        is_in_memory = not has_replica and is_kept(job, {slot.node for slot in current_slots(job)}, self._answering)
+        is_in_memory = not has_replica and self._is_in_memory(job)
         origin = transition_cost.source(
             move, moves=True, has_replica=has_replica, is_in_memory=is_in_memory, bandwidths=self.bandwidths
         )
         return transition_cost.transition_s(move, origin, self.bandwidths)
+
+    def _is_in_memory(self, job: JobState) -> bool:
+        newest = newest_assignment(job)
+        return newest is not None and is_kept(job, newest.homes, self._answering)
 
     def _relayout_s(self, job: JobState, flops: float, transition_s: float) -> dict[int, float]:
         """What is added on sizes where the layout changes, by whether ranks that live on have a whole state to save first."""
         now, ranked = layout_now(job), self.layouts.ranked.get(job.spec.job, {})
         if now is None:
             return {}
-        is_saved = job.spec.job not in self.touched or self._has_replica(job)
+        is_healthy = job.spec.job not in self.touched
+        is_saved = is_healthy or self._has_replica(job)
+        # a replica that outlives others saves what is in its ranks' own memory, which may be further than what nodes keep
+        is_in_memory = (is_healthy or not is_saved) and self._is_in_memory(job)
         move = transition_cost.move_of(job.spec, flops)
-        cost_s = transition_cost.relayout_s(move, is_saved=is_saved, bandwidths=self.bandwidths)
+        cost_s = transition_cost.relayout_s(move, is_saved=is_saved, is_in_memory=is_in_memory, bandwidths=self.bandwidths)
         changing = (size for size, own in ranked.items() if own and own[0].layout.shape != now.shape)
         return dict.fromkeys(changing, max(0.0, cost_s - transition_s))
 

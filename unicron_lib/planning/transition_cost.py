@@ -1,6 +1,6 @@
 """D_transition by kind: what it costs a job to go on elsewhere, by where its state comes from (the cheapest source wins)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import isfinite
 
@@ -112,10 +112,12 @@ def transition_s(move: Move, origin: StateSource, bandwidths: Bandwidths = DEFAU
             return move.base_s + move.state_bytes / bandwidths.store + move.redo_s
 
 
-def relayout_s(move: Move, *, is_saved: bool, bandwidths: Bandwidths = DEFAULT) -> float:
-    """Seconds that a job loses if its layout changes: its state goes through the object store.
+def relayout_s(move: Move, *, is_saved: bool, is_in_memory: bool = False, bandwidths: Bandwidths = DEFAULT) -> float:
+    """Seconds that a job loses if its layout changes: its state comes from nodes, if it `is_in_memory` there, or the store.
 
-    Nothing is done again if it `is_saved` first, by ranks that all live or by one that has the whole state.
+    Nothing is done again if it `is_saved` first, by ranks that all live or by one replica that has the whole state.
     """
-    through_s = move.state_bytes / bandwidths.store
-    return move.base_s + through_s + (through_s if is_saved else move.redo_s)
+    saving_s = move.state_bytes / bandwidths.store if is_saved else 0.0
+    left = replace(move, redo_s=0.0, redo_in_memory_s=0.0) if is_saved else move
+    origin = source(left, moves=True, has_replica=False, is_in_memory=is_in_memory, bandwidths=bandwidths)
+    return saving_s + transition_s(left, origin, bandwidths)
