@@ -14,7 +14,7 @@ from unicron_lib.controller.views import NodeView
 from unicron_lib.domain.cluster import ClusterState, NodeStatus
 from unicron_lib.domain.events import Scalar
 from unicron_lib.domain.jobs import JobState
-from unicron_lib.domain.plans import Assignment, Plan, Step
+from unicron_lib.domain.plans import Assignment, Layout, Plan, Step
 from unicron_lib.errors import ControllerError
 from unicron_lib.planning.memory import Fetch, HeldSlot, MemorySource, Place, choose, lacks_copies, peers_of
 
@@ -26,7 +26,7 @@ Result = Mapping[str, Scalar]
 
 
 async def or_from_memory(state: ClusterState, plan: Plan, step: Step, chosen: Result) -> Result:
-    """What RESTORE has chosen in the store, unless there is something further in the memory of nodes."""
+    """What RESTORE has chosen in the store, unless memory of nodes has something further, or the same nearer."""
     assignment, manifest = plan.assignment_of(step.job), chosen["manifest"]
     assert assignment is not None
     floor = await asyncio.to_thread(CheckpointRepository(services().store, step.job).memory_from)
@@ -34,13 +34,13 @@ async def or_from_memory(state: ClusterState, plan: Plan, step: Step, chosen: Re
     saved = (generation, iteration) if manifest else None
     source, skipped = await _find_source(state, step, assignment, floor=floor, saved=saved)
     result = {**chosen, "skipped": "; ".join(filter(None, (str(chosen["skipped"]), skipped)))}
-    return result | {"fallback_iteration": iteration} | _told(source) if source else result
+    return result | {"fallback_iteration": iteration} | _told(source, assignment.layout) if source else result
 
 
 async def _find_source(
     state: ClusterState, step: Step, assignment: Assignment, *, floor: int, saved: Place | None
 ) -> tuple[MemorySource | None, str]:
-    """The state in memory that a generation begins from, brought to one of its nodes; and why others are not used."""
+    """The state in memory that a generation begins from, brought to those who need it; and why others are not used."""
     views = await _nodes()
     replies = await asyncio.gather(*(_find(node, step) for node in views))
     told = (slot for node, reply in zip(views, replies, strict=True) for slot in _slots(node, reply))
@@ -55,11 +55,15 @@ async def _find_source(
     return source, skipped
 
 
-def _told(source: MemorySource) -> dict[str, Scalar]:
-    """A source as RESTORE's result tells it."""
+def _told(source: MemorySource, layout: Layout) -> dict[str, Scalar]:
+    """A source as RESTORE's result tells it, for a generation that goes on from it in `layout`."""
     copied = dict.fromkeys(f"memory of {fetch.holders[0]}, copied to {fetch.to}" for fetch in source.fetches)
+    where = "; ".join((*([f"memory of {', '.join(source.on)}"] if source.on else []), *copied))
+    kept_in = source.layout
+    is_resharded = kept_in.shape != layout.shape
     return {
-        "memory": "; ".join((*([f"memory of {', '.join(source.on)}"] if source.on else []), *copied)),
+        "memory": f"{where}, resharded from {kept_in.shape}" if is_resharded else where,
+        **({"memory_tp": kept_in.tp, "memory_pp": kept_in.pp} if is_resharded else {}),
         "memory_generation": source.place[0],
         "memory_bytes": source.num_bytes,
         "iteration": source.place[1],
@@ -70,6 +74,12 @@ def place_of(restored: Result) -> Place | None:
     """The place that RESTORE has told of."""
     generation, iteration = restored.get("memory_generation"), restored.get("iteration")
     return None if generation is None or iteration is None else (int(generation), int(iteration))
+
+
+def layout_of(restored: Result) -> Layout | None:
+    """The layout that has kept the state of that place, if it is not the one that goes on from it."""
+    tp, pp = restored.get("memory_tp"), restored.get("memory_pp")
+    return None if tp is None or pp is None else Layout(tp=int(tp), pp=int(pp))
 
 
 async def peers(state: ClusterState, assignment: Assignment) -> dict[str, tuple[str, ...]]:

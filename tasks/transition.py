@@ -238,6 +238,7 @@ async def _launch(plan: Plan, step: Step) -> Result:
             restore_from=str(manifest) if manifest else None,
             skipped=state.jobs[step.job].skipped,
             memory=memory.place_of(restored),
+            memory_layout=memory.layout_of(restored),
             memory_peers=peers.get(node, ()),
             mtbf_s=0.0 if spec.save_interval else services().mtbf_s(assignment.num_gpus),
         )

@@ -3,28 +3,32 @@
 from dataclasses import replace
 
 import pytest
-from fake_site import FakeAgents, FakeController
+from fake_site import FakeAgents, FakeController, submit_anew
 
 from tasks.memory import peers
 from unicron_lib.agent.memory_messages import FetchMemory, FindMemory, ForgetMemory
 from unicron_lib.agent.messages import LaunchRanks
 from unicron_lib.controller.views import NodeView
 from unicron_lib.domain.events import JobCancelled, JobSubmitted, NodeJoined
-from unicron_lib.domain.plans import StepKind
+from unicron_lib.domain.failures import ErrorKind
+from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.domain.parallel_layouts import ParallelLayout
+from unicron_lib.domain.plans import Layout, StepKind
 
 
 class Memory:
     """What nodes say of the slots in their memory, and what was asked of them."""
 
     def __init__(self) -> None:
-        self.held: dict[str, list[tuple[int, int]]] = {}
+        self.held: dict[str, list[tuple[int, int] | tuple[int, int, str]]] = {}
         self.fetches = True
         self.asked: list[tuple[str, object]] = []
 
     def result(self, node: str, command: object) -> dict[str, object]:
         self.asked.append((node, command))
         if isinstance(command, FindMemory):
-            slots = [{"generation": g, "iteration": i, "num_bytes": 10} for g, i in self.held.get(node, [])]
+            keys = ("generation", "iteration", "part")
+            slots = [{"num_bytes": 10, **dict(zip(keys, it, strict=False))} for it in self.held.get(node, [])]
             return {"slots": slots, "skipped": "" if slots else "the slot of iteration 9 is damaged"}
         return {"removed": 1}
 
@@ -71,7 +75,7 @@ async def test_the_furthest_slot_is_told_and_used(site, memory) -> None:
     restored = told(site, StepKind.RESTORE)
     assert (restored["memory"], restored["iteration"], restored["fallback_iteration"]) == ("memory of node-2", 41, -1)
     assert restored["skipped"] == "node-3: the slot of iteration 9 is damaged"
-    assert {command.memory for _, command in memory.of(LaunchRanks)} == {(1, 41)}
+    assert {(command.memory, command.memory_layout) for _, command in memory.of(LaunchRanks)} == {((1, 41), None)}
     assert memory.of(FetchMemory) == []
     assert told(site, StepKind.LAUNCH)["from"] == "memory of node-2"
 
@@ -93,6 +97,29 @@ async def test_a_copy_that_fails_leaves_the_store(site, memory) -> None:
     assert "memory" not in restored
     assert "iteration 41 could not be copied from its holders" in restored["skipped"]
     assert {command.memory for _, command in memory.of(LaunchRanks)} == {None}
+
+
+async def test_parts_of_another_layout_come_to_who_needs_them(site, memory, monkeypatch) -> None:
+    """A replica of two stages, each of two lines, has lost a node, whose parts the third one has copies of."""
+    cut, whole = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
+    tables = ({**cut, "throughput_flops": {4: 9.0e8}}, {**whole, "throughput_flops": {2: 4.0e8}})
+    spec = JobSpec(job="gpt-a", min_gpus=2, parallel_layouts=tuple(ParallelLayout(**it) for it in tables))
+    await submit_anew(site, spec, monkeypatch)
+    before = site.journal.refresh().jobs["gpt-a"].assignment
+    assert before.layout == Layout(tp=2, pp=2)
+    parts = [(before.generation, 41, part) for part in before.layout.parts]
+    memory.held = {"node-1": parts[:2], "node-3": parts[2:]}
+    memory.asked.clear()
+    site.fail("f", ErrorKind.NODE_LOST, job=None, generation=None, rank=None, node="node-2", boot="b")
+    await site.respond()
+    assert site.journal.refresh().jobs["gpt-a"].assignment.layout == Layout(pp=2)
+    assert [(node, it.part, it.holders) for node, it in memory.of(FetchMemory)] == [
+        ("node-1", part, ("a:3",)) for part in before.layout.parts[2:]
+    ]
+    where = "memory of node-1; memory of node-3, copied to node-1, resharded from tp=2 pp=2"
+    assert (told(site, StepKind.RESTORE)["memory"], told(site, StepKind.LAUNCH)["from"]) == (where, where)
+    ((_, launched),) = memory.of(LaunchRanks)
+    assert (launched.memory, launched.memory_layout) == ((before.generation, 41), Layout(tp=2, pp=2))
 
 
 async def test_ranks_that_live_need_no_slot(site, memory) -> None:

@@ -8,7 +8,8 @@ from layout_world import replicas_of
 
 from unicron_lib.agent.slot_house import SlotHouse
 from unicron_lib.domain.jobs import JobSpec
-from unicron_lib.planning.memory import HeldSlot, MemorySource, choose
+from unicron_lib.domain.plans import Layout
+from unicron_lib.planning.memory import HeldSlot, Homes, MemorySource, choose
 from unicron_lib.training.environment import RankEnvironment
 from unicron_lib.training.keeping import begin_from_slot
 from unicron_lib.training.link import AgentLink
@@ -35,14 +36,22 @@ class Prompt(Snapshots):
 
 
 class KeptWorld(World):
-    """`slot` is what the next generation begins from, `keeps` is what each rank is told. Both nodes have each part in turn."""
+    """`slot` is what the next generation begins from, `keeps` is what each rank is told. Both nodes have each part in turn.
 
-    def __init__(self, spec: JobSpec, directory: Path, *, replicas: int = 4, keeps: int = 1) -> None:
+    A world in another layout goes on `after` one whose ranks are gone, and begins from what that has left.
+    """
+
+    def __init__(
+        self, spec: JobSpec, directory: Path, *, replicas: int = 4, keeps: int = 1, after: "KeptWorld | None" = None
+    ) -> None:
         layout = replace(spec.layout(1), dp=replicas)
         super().__init__(spec, directory / "ledger", replicas_of(spec, layout, CountingReplica))
         self.houses = {node: SlotHouse(directory / node) for node in NODES}
         self.slot: tuple[int, int] | None = None
+        self.kept_in: Layout | None = None
         self.keeps = keeps
+        if after is not None:
+            self.generation = after.generation
 
     def lose_all(self) -> None:
         """All processes are gone."""
@@ -50,7 +59,22 @@ class KeptWorld(World):
             self._pool[memory.replica.siblings.place].append(memory.replica)
         self.people.clear()
 
-    def find(self) -> MemorySource | None:
+    def begin_from_memory(self, *, size: int) -> MemorySource:
+        """What the nodes have is to be begun from, and comes to where so many replicas need it."""
+        homes: dict[str, list[str]] = {part: [] for part in self._layout.parts}
+        for rank in range(size * self._layout.replica_size):
+            homes[self._layout.part(rank)].append(self._node(rank))
+        source = self.find(homes)
+        assert source is not None
+        for fetch in source.fetches:
+            with self.houses[fetch.holders[0]].all_of(self.spec.job, fetch.part).reading(source.place) as (header, data):
+                claim = self.houses[fetch.to].pair(self.spec.job, fetch.part).claim(len(data))
+                claim.data[:] = data
+                claim.commit(header)
+        self.slot, self.kept_in = source.place, source.layout
+        return source
+
+    def find(self, homes: Homes | None = None) -> MemorySource | None:
         """What the nodes have in their memory, as a transition looks for it."""
         found = {node: house.compared(self.spec.job)[0] for node, house in self.houses.items()}
         slots = [
@@ -58,8 +82,7 @@ class KeptWorld(World):
             for node, headers in found.items()
             for header in headers
         ]
-        homes = dict.fromkeys(self._layout.parts, NODES)
-        return choose(slots, homes, floor=0, saved=None, racks={})
+        return choose(slots, homes or dict.fromkeys(self._layout.parts, NODES), floor=0, saved=None, racks={})
 
     def _rank(self, room, rank: int, name: int, link: AgentLink) -> bool:
         memory, env = self.people[name], self._environment(rank, room.size, node="")
@@ -70,8 +93,11 @@ class KeptWorld(World):
         return super()._rank(room, rank, name, link)
 
     def _environment(self, rank: int, size: int, *, node: str) -> RankEnvironment:
-        node = NODES[(rank // self._layout.replica_size + rank) % 2]
-        return replace(super()._environment(rank, size, node=node), memory_slot=self.slot, keeps=self.keeps)
+        told = {"memory_slot": self.slot, "memory_layout": self.kept_in, "keeps": self.keeps}
+        return replace(super()._environment(rank, size, node=self._node(rank)), **told)
+
+    def _node(self, rank: int) -> str:
+        return NODES[(rank // self._layout.replica_size + rank) % 2]
 
 
 def one(**keys) -> Generation:

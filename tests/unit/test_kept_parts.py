@@ -26,10 +26,10 @@ def undisturbed(one_thread) -> dict[str, torch.Tensor]:
     return alone.state()
 
 
-def assert_undisturbed(world: KeptWorld, undisturbed: dict[str, torch.Tensor]) -> None:
+def assert_undisturbed(world: KeptWorld, undisturbed: dict[str, torch.Tensor], *, replicas: int = 1) -> None:
     assert check_ledger(world.directory, world.spec) == []
     ends = [memory for memory in world.people.values() if memory.position.iteration == world.spec.train_iters - 1]
-    assert len(ends) == world.spec.layout(1).replica_size
+    assert len(ends) == replicas * world.spec.layout(1).replica_size
     for replica in (memory.replica for memory in ends):
         for name, tensor in replica.state().items():
             piece = replica.slices[name]

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from unicron_lib.agent.beats import BEAT_FILE, beat_path
 from unicron_lib.agent.left_lines import LINES_FILE, lines_path
 from unicron_lib.agent.messages import LaunchRanks
-from unicron_lib.agent.slot_places import MEMORY_DIR, MEMORY_KEEPS, MEMORY_SLOT, keepers, slot_directory
+from unicron_lib.agent.slot_places import MEMORY_DIR, MEMORY_KEEPS, MEMORY_LAYOUT, MEMORY_SLOT, keepers, slot_directory
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.skipping import Ranges
 
@@ -85,6 +85,7 @@ def rank_environment(
     if command.spec.memory_interval != 0:
         values[MEMORY_DIR] = slot_directory(facts.run_dir, facts.node) / command.job
         values |= {MEMORY_SLOT: "{}/{}".format(*command.memory)} if command.memory else {}
+        values |= {MEMORY_LAYOUT: f"{kept_in.tp}/{kept_in.pp}"} if (kept_in := command.memory_layout) else {}
         keeps = rank in keepers(command.layout, gpus).values()
         values |= {MEMORY_KEEPS: 2 if command.memory_peers else 1} if keeps else {}
     if facts.has_gpus and not keeps_device:

@@ -224,9 +224,9 @@ class LaunchRanks:
     A parked rank of the job on one of these GPUs becomes the new rank there, and keeps its memory.
 
     `restore_from` is the manifest to start from, None for a fresh start; `skipped` batches are left out. Ranks without a state
-    begin from a slot of the place `memory` (generation, iteration), if there is one here. What the ranks keep in memory is
-    copied to the first of `memory_peers`, `HOST:PORT`, that takes it. `mtbf_s` is the job's mean time between failures, 0 where
-    nobody needs it. Result: `pids` as a list of rank and pid.
+    begin from a slot of the place `memory` (generation, iteration), if there is one here, or from those of another
+    `memory_layout`. What they keep in memory is copied to the first of `memory_peers`, `HOST:PORT`, that takes it. `mtbf_s` is
+    the job's mean time between failures, 0 where nobody needs it. Result: `pids` as a list of rank and pid.
     """
 
     step: str
@@ -244,6 +244,7 @@ class LaunchRanks:
     restore_from: str | None = None
     skipped: Ranges = ()
     memory: tuple[int, int] | None = None
+    memory_layout: Layout | None = None
     memory_peers: tuple[str, ...] = ()
     mtbf_s: float = 0.0
     type: Literal["launch_ranks"] = "launch_ranks"

@@ -11,6 +11,8 @@ MEMORY_DIR = "UNICRON_MEMORY_DIR"
 """The slots of the rank's job on its node."""
 MEMORY_SLOT = "UNICRON_MEMORY_SLOT"
 """`GENERATION/ITERATION`: if a slot of that place is there, a rank without a state begins from it."""
+MEMORY_LAYOUT = "UNICRON_MEMORY_LAYOUT"
+"""`TP/PP`: the slots of that place were kept in this layout, which is not the rank's."""
 MEMORY_KEEPS = "UNICRON_MEMORY_KEEPS"
 """`1`: the rank keeps what it has for all ranks of its node that have the same; `2`: also for another node."""
 SHARED = Path("/dev/shm")  # noqa: S108 - private directories are made in it

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from unicron_lib.agent.beats import BEAT_FILE
 from unicron_lib.agent.left_lines import LINES_FILE
-from unicron_lib.agent.slot_places import MEMORY_DIR, MEMORY_KEEPS, MEMORY_SLOT
+from unicron_lib.agent.slot_places import MEMORY_DIR, MEMORY_KEEPS, MEMORY_LAYOUT, MEMORY_SLOT
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout, Place
 from unicron_lib.domain.skipping import Ranges
@@ -16,7 +16,7 @@ from unicron_lib.errors import UserError
 
 OPTIONAL = (
     *("UNICRON_RESTORE_FROM", "UNICRON_SKIPPED_BATCHES", "UNICRON_MTBF_S", "UNICRON_TP", "UNICRON_PP"),
-    *(MEMORY_DIR, MEMORY_SLOT, MEMORY_KEEPS, BEAT_FILE, LINES_FILE),
+    *(MEMORY_DIR, MEMORY_SLOT, MEMORY_LAYOUT, MEMORY_KEEPS, BEAT_FILE, LINES_FILE),
 )
 """Variables that a generation may lack: those of an earlier one mean nothing in it."""
 LOG_FILE = "UNICRON_LOG_FILE"
@@ -30,8 +30,8 @@ class RankEnvironment:
     """One rank's place in one generation of a job. `restore_from` is a manifest's key, None for a fresh start.
 
     `skipped` are the batches that are left out. In `memory_dir` are the job's slots on this node; if a `memory_slot` is given,
-    the slot of that place has the state to begin from. With `keeps` the rank keeps its own there, from 2 on for another node,
-    too. `mtbf_s` is the job's mean time between failures, 0 if it is not known.
+    the slot of that place has the state to begin from, or several if another `memory_layout` has kept it. With `keeps` the rank
+    keeps its own there, from 2 on for another node, too. `mtbf_s` is the job's mean time between failures, 0 if not known.
     `tp` and `pp` are the sizes of tensor and pipeline parallelism.
     """
 
@@ -52,6 +52,7 @@ class RankEnvironment:
     lines_file: Path | None = None
     memory_dir: Path | None = None
     memory_slot: tuple[int, int] | None = None
+    memory_layout: Layout | None = None
     keeps: int = 0
     mtbf_s: float = 0.0
     tp: int = 1
@@ -101,7 +102,8 @@ def read_environment(variables: Mapping[str, str]) -> RankEnvironment:
             beat_file=Path(variables[BEAT_FILE]) if variables.get(BEAT_FILE) else None,
             lines_file=Path(variables[LINES_FILE]) if variables.get(LINES_FILE) else None,
             memory_dir=Path(variables[MEMORY_DIR]) if variables.get(MEMORY_DIR) else None,
-            memory_slot=_place(variables.get(MEMORY_SLOT, "")),
+            memory_slot=_pair(variables.get(MEMORY_SLOT, "")),
+            memory_layout=_layout(variables.get(MEMORY_LAYOUT, "")),
             keeps=int(variables.get(MEMORY_KEEPS, "0")),
             mtbf_s=float(variables.get("UNICRON_MTBF_S", 0.0)),
             tp=int(variables.get("UNICRON_TP", "1")),
@@ -115,6 +117,11 @@ def read_environment(variables: Mapping[str, str]) -> RankEnvironment:
         raise UserError(f"a rank's environment is wrong: {error}") from error
 
 
-def _place(told: str) -> tuple[int, int] | None:
-    generation, _, iteration = told.partition("/")
-    return (int(generation), int(iteration)) if told else None
+def _pair(told: str) -> tuple[int, int] | None:
+    first, _, second = told.partition("/")
+    return (int(first), int(second)) if told else None
+
+
+def _layout(told: str) -> Layout | None:
+    sizes = _pair(told)
+    return Layout(tp=sizes[0], pp=sizes[1]) if sizes else None

@@ -53,13 +53,23 @@ class Keeping:
 def begin_from_slot(memory: Memory, env: RankEnvironment, *, fallback_iteration: int) -> None:
     """Take the state in this node's memory that the generation begins from: it is as good as a survivor's.
 
-    A part of a replica is given up for it: who has lived on has it because the other parts of what it has are gone.
+    A part of a replica is given up for it: who has lived on has it because the other parts of what it has are gone. Parts of
+    another layout are of use to those whose node has all that they need; the others copy from them.
     """
     place, position, is_cut = env.memory_slot, memory.position, not memory.replica.siblings.are_none
-    if memory.snapshots is None or place is None or place[1] <= fallback_iteration:
+    if memory.snapshots is None or place is None or place[1] < fallback_iteration:
         return
     if position.is_whole and (not is_cut or place == (position.generation, position.iteration)):
         return
-    if memory.snapshots.restore(place, memory.replica, position):
+    kept_in = env.memory_layout
+    if memory.snapshots.restore(place, memory.replica, position, kept_in=kept_in):
         memory.effort.clear()
-        memory.came_from = f"{SLOT}{env.node}"
+        memory.came_from = f"{SLOT}{env.node}{f', resharded from {kept_in.shape}' if kept_in else ''}"
+
+
+def keep_the_last(memory: Memory, env: RankEnvironment) -> None:
+    """Keep the state that the rank leaves with, which is saved: those who go on from it need not get it from the store."""
+    if memory.snapshots is not None and env.keeps:
+        memory.snapshots.settle()
+        memory.snapshots.keep(memory.position, memory.replica.state())
+        memory.snapshots.settle()

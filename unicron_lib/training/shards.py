@@ -11,6 +11,7 @@ from unicron_lib.checkpointing.tensors import pack, unpack
 from unicron_lib.errors import CheckpointError, UserError
 
 State = dict[str, torch.Tensor]
+Slices = Mapping[str, TensorSlice]
 
 
 def own_share(state: Mapping[str, torch.Tensor], *, rank: int, world_size: int) -> State:
@@ -47,16 +48,24 @@ def read_slices(repository: CheckpointRepository, manifest: Manifest, wanted: Ma
     A part that is in a shard as it is wanted is not copied. Raises CheckpointError if a shard is damaged, or something is
     missing, and UserError if a tensor has another shape: then the checkpoint is another model's.
     """
+    shards = ((_tensors_of(repository, shard), shard.slices) for shard in needed(manifest.shards, wanted))
+    return put_together(shards, wanted, manifest.key)
+
+
+def put_together(pieces: Iterable[tuple[State, Slices]], wanted: Slices, whence: str) -> State:
+    """The wanted parts of tensors, from `pieces` of them that are apart; what a piece tells no slice of, it has whole.
+
+    Raises as `read_slices` does, whose manifest's key is a name for `whence` they are.
+    """
     state: State = {}
     lacking = {name: piece.num_elements for name, piece in wanted.items()}
-    for shard in needed(manifest.shards, wanted):
-        tensors = _tensors_of(repository, shard)
+    for tensors, slices in pieces:
         for name in tensors.keys() & wanted.keys():
-            held = shard.slices.get(name) or TensorSlice.all_of(tensors[name].shape)
+            held = slices.get(name) or TensorSlice.all_of(tensors[name].shape)
             lacking[name] -= _take(state, name, wanted[name], tensors[name], held)
     missing = sorted(name for name, count in lacking.items() if count)
     if missing:
-        raise CheckpointError(f"{manifest.key} lacks {len(missing)} tensors or parts of them, the first is {missing[0]}")
+        raise CheckpointError(f"{whence} lacks {len(missing)} tensors or parts of them, the first is {missing[0]}")
     return state
 
 

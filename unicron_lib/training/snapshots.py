@@ -11,14 +11,17 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from unicron_lib.checkpointing.slots import Claim, Place, SlotHeader, SlotPair, digest_of
-from unicron_lib.checkpointing.tensors import pack_into, packed_bytes, unpack
+from unicron_lib.checkpointing.tensors import pack_into, packed_bytes
 from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.domain.plans import Layout
 from unicron_lib.errors import CheckpointError, SlotError, UserError
 from unicron_lib.planning.cadence import SHARE
+from unicron_lib.training.kept_parts import reading_parts
 from unicron_lib.training.position import Position
 from unicron_lib.training.replica import Replica
 
@@ -142,15 +145,19 @@ class Snapshots:
         if int(refusal):
             log.warning("a slot is not pinned: CUDA says %s", refusal)
 
-    def restore(self, place: Place, replica: Replica, position: Position) -> bool:
-        """Fill `replica` from the slot of that place, whose state its agent has compared; whether it could."""
+    def restore(self, place: Place, replica: Replica, position: Position, *, kept_in: Layout | None = None) -> bool:
+        """Fill `replica` from slots of that place, which its agent has compared; whether it could.
+
+        It is one slot, unless the state was `kept_in` another layout.
+        """
         if self._pair is None:
             return False
-        started = time.monotonic()
+        started, own, wanted = time.monotonic(), replica.siblings.layout, replica.slices
+        reading = partial(reading_parts, self._pair.directory, place, self._part, spec=self._spec, wanted=wanted)
         try:
-            with self._pair.reading(place) as (header, data):
+            with reading(kept_in=kept_in or own) as (header, state):
                 position.is_whole = False
-                replica.load(unpack(data, str(self._pair.directory)))
+                replica.load(state)
         except (SlotError, CheckpointError, UserError) as error:
             log.warning("the state is not taken from memory: %s", error)
             return False

@@ -21,7 +21,7 @@ from unicron_lib.training import groups
 from unicron_lib.training.environment import RankEnvironment
 from unicron_lib.training.groups import Bulletin, Meeting
 from unicron_lib.training.handover import Fallback, Memory, hand_over
-from unicron_lib.training.keeping import begin_from_slot
+from unicron_lib.training.keeping import begin_from_slot, keep_the_last
 from unicron_lib.training.ledger import Ledger, ledger_directory
 from unicron_lib.training.life import State
 from unicron_lib.training.link import AgentLink
@@ -174,6 +174,8 @@ class Term:
                 RankFinished(job=env.job, generation=env.generation, rank=env.rank, iteration=iteration, loss=loss)
             )
         else:
+            if manifest is not None and iteration > self._fallback_iteration:
+                keep_the_last(memory, env)
             self._link.finish(self._drained(iteration, manifest))
 
     def _save_together(self, memory: Memory, bulletin: Bulletin, *, must_succeed: bool) -> str | None:
