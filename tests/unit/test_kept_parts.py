@@ -10,6 +10,7 @@ from layout_world import train
 from memory_peers import Fault
 
 from unicron_lib.checkpointing.slices import TensorSlice
+from unicron_lib.checkpointing.slots import parts_in
 from unicron_lib.domain.plans import Layout
 from unicron_lib.training.ledger import check_ledger
 
@@ -96,11 +97,20 @@ def test_the_next_parts_travel_when_all_of_the_last_ones_have(tmp_path: Path, mo
         if travels:
             sent.append((self._part[:3], position.iteration))
         if (self._part[:3], position.iteration) in {("tp0", 2), ("tp1", 4), ("tp1", 6)}:
-            self._travelling.forget(99)
+            self._travelling.mark_travelled(self._travelling.found()[0].place)
         return found
 
     monkeypatch.setattr(Prompt, "keep", keep)
     assert world.live(one())
     assert sorted(sent) == [("tp0", 0), ("tp0", 5), ("tp1", 0), ("tp1", 5)]
-    names = [path.name for house in world.houses.values() for path in house.directory.glob("tiny/*.2.slot")]
-    assert sorted(names) == ["tp0of2-pp0of1.2.slot"]
+    sent = {
+        part[:3]: house.travelling("tiny", part)
+        for house in world.houses.values()
+        for part in parts_in(house.directory / "tiny")
+    }
+    assert {part: (slot.found()[0].place, slot.has_travelled) for part, slot in sent.items()} == {
+        "tp0": ((1, 5), False),
+        "tp1": ((1, 5), True),
+    }
+    asides = [path.name for house in world.houses.values() for path in house.directory.glob("tiny/*.3.slot")]
+    assert sorted(asides) == ["tp0of2-pp0of1.3.slot", "tp1of2-pp0of1.3.slot"]

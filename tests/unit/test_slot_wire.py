@@ -233,12 +233,11 @@ async def test_parts_travel_each_and_the_next_are_wanted_after_a_pause(house: Sl
     for following in job._jobs.values():
         following.free_at = float("inf")
     await job.look()
-    assert [len(slot.found()) for slot in sent] == [1, 1]
+    assert [slot.has_travelled for slot in sent] == [False, False]
     for following in job._jobs.values():
         following.free_at = 0.0
     await job.look()
-    assert [len(slot.found()) for slot in sent] == [0, 0]
-    assert {header.iteration for header in home.compared("a")[0]} == {9, 7}, "until the next ones have travelled it counts"
+    assert [slot.has_travelled for slot in sent] == [True, True]
     job.close()
 
 
@@ -252,7 +251,7 @@ def test_what_was_put_aside_is_given_while_the_next_one_is_written(house: SlotHo
     slot, elsewhere = house.travelling("a", LEFT), SlotHouse(tmp_path / "elsewhere").pair("a", LEFT)
     for iteration in (7, 8):
         write(slot, iteration, num_bytes=1000)
-        slot.put_aside()
+        slot.mark_travelled((1, iteration))
         slot.put_aside()
     assert slot.claim(1000) is not None
     assert fetch(peer, TOKEN, elsewhere, Get(job="a", generation=1, iteration=8, part=LEFT)).iteration == 8
@@ -260,12 +259,17 @@ def test_what_was_put_aside_is_given_while_the_next_one_is_written(house: SlotHo
         fetch(peer, TOKEN, elsewhere, Get(job="a", generation=1, iteration=7, part=LEFT))
 
 
-def test_who_writes_does_not_write_into_what_was_put_aside(house: SlotHouse) -> None:
+def test_what_has_not_travelled_does_not_take_the_place_of_what_has(house: SlotHouse) -> None:
     slot = house.travelling("a", LEFT)
     write(slot, 7, num_bytes=1000)
+    slot.mark_travelled((1, 6))
+    assert not slot.has_travelled
+    slot.mark_travelled((1, 7))
     slot.put_aside()
-    write(slot, 8, num_bytes=1000)
-    assert [header.iteration for header in house.compared("a")[0]] == [8, 7]
+    for iteration in (8, 9):
+        write(slot, iteration, generation=2, num_bytes=1000)
+        slot.put_aside()
+    assert [header.place for header in house.compared("a")[0]] == [(2, 9), (1, 7)]
 
 
 # --- the house
@@ -294,6 +298,7 @@ def test_parts_of_another_layout_go_when_those_of_this_one_are_as_safe(house: Sl
         if travel:
             assert forget() == 0
             write(house.travelling("a", part), 8, generation=2, num_bytes=1000)
+            house.travelling("a", part).mark_travelled((2, 8))
             house.travelling("a", part).put_aside()
     assert forget() == 1
     assert old.found() == []

@@ -89,9 +89,9 @@ class Copying:
                 await self._offer(it, slots, newest)
 
     def _want_another(self, it: Following, slots: SlotPair) -> None:
-        """All parts of an iteration have to travel before the next ones do: its ranks wait until none is there any more."""
-        if time.monotonic() >= it.free_at:
-            slots.put_aside()
+        """All parts of an iteration have to travel before the next ones do: its ranks wait until all are marked."""
+        if time.monotonic() >= it.free_at and not slots.has_travelled:
+            slots.mark_travelled(it.place)
 
     async def _offer(self, it: Following, slots: SlotPair, header: SlotHeader) -> None:
         began, peer = time.monotonic(), it.peers[0]

@@ -1,7 +1,7 @@
 """A state in host memory that outlives its process: two files a job and node below /dev/shm, written in turn.
 
-Where a state is cut, each part has its own two files, and a third one for what is to travel to another node. When it has, that
-is put aside: until all parts of the next iteration have travelled, this is the one of which there are copies.
+Where a state is cut, each part has its own two files, and a third one for what is to travel to another node. When all parts of
+an iteration have, this one's is put aside until those of the next have, too: it is the iteration of which there are copies.
 
 The header is in a file's first page. It is wiped before the state behind it changes, and written once that is complete: a
 writer that is killed leaves a slot without a header, which nobody uses, and the other one is whole. Writers lock a slot
@@ -34,6 +34,8 @@ Place = tuple[int, int]
 HEADER_BYTES = mmap.PAGESIZE
 MAGIC = b"UNISLOT1"
 LARGEST = 10**10 - 1
+TRAVELLED_AT = HEADER_BYTES - 1
+"""The byte of a first page that is not 0 if the state behind it is on another node, too."""
 BLOCK_WORDS = 1 << 17
 IN_TURN, TRAVELS, ASIDE = (0, 1), (2,), 3
 """The numbers of the slots that are written in turn, of the one whose state goes to another node, and where it is put then."""
@@ -90,7 +92,7 @@ def decode(page: bytes) -> SlotHeader | None:
     """The header on a first page, None if there is none that is whole."""
     length, crc = int.from_bytes(page[8:12], "little"), int.from_bytes(page[12:16], "little")
     told = page[16 : 16 + length]
-    if page[:8] != MAGIC or length > HEADER_BYTES - 16 or zlib.crc32(told) != crc:
+    if page[:8] != MAGIC or length > TRAVELLED_AT - 16 or zlib.crc32(told) != crc:
         return None
     try:
         return header_json.validate_json(told)
@@ -241,12 +243,28 @@ class SlotPair:
                 removed += 1
         return removed
 
+    def mark_travelled(self, place: Place) -> None:
+        """What is in the first slot, if it is of that place, is on another node, too."""
+        with suppress(FileNotFoundError), (self.directory / self._names[0]).open("r+b", buffering=0) as file:
+            if _lock(file.fileno(), fcntl.LOCK_EX):
+                header = decode(os.pread(file.fileno(), HEADER_BYTES, 0))
+                if header is not None and header.place == place:
+                    os.pwrite(file.fileno(), b"\1", TRAVELLED_AT)
+
+    @property
+    def has_travelled(self) -> bool:
+        """Whether what is in the first slot is marked so."""
+        try:
+            with (self.directory / self._names[0]).open("rb") as file:
+                return any(os.pread(file.fileno(), 1, TRAVELLED_AT))
+        except OSError:
+            return False
+
     def put_aside(self) -> None:
-        """Keep what is in the first slot as what was put aside last; whoever writes to that slot begins a new file."""
-        path, part = self.directory / self._names[0], f"{self.part}." if self.part else ""
-        with suppress(FileNotFoundError), path.open("rb") as file:
-            if _lock(file.fileno(), fcntl.LOCK_SH):
-                path.replace(self.directory / f"{part}{ASIDE}.slot")
+        """Keep what has travelled in place of what was put aside before; the next state in its slot begins a new file."""
+        if self.has_travelled:
+            path, part = self.directory / self._names[0], f"{self.part}." if self.part else ""
+            path.replace(self.directory / f"{part}{ASIDE}.slot")
 
 
 class _Mapped:

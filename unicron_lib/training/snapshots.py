@@ -78,7 +78,9 @@ class Snapshots:
 
     def may_travel(self, generation: int) -> bool:
         """Whether no copy of `generation` waits for its journey any more."""
-        return self._travelling is None or all(it.generation < generation for it in self._travelling.found())
+        if self._travelling is None or self._travelling.has_travelled:
+            return True
+        return all(it.generation < generation for it in self._travelling.found())
 
     def keep(self, position: Position, state: Mapping[str, torch.Tensor], *, travels: bool = False) -> bool:
         """Copy the state, also for another node if it `travels`; whether there was room for it, and a slot was free."""
@@ -106,9 +108,13 @@ class Snapshots:
             return None
 
     def _claim_to_travel(self, size: int) -> Claim | None:
+        """Only when all parts of the last iteration have travelled may one of these be the next."""
+        if self._travelling is None:
+            return None
         try:
-            return self._travelling.claim(size) if self._travelling is not None else None
-        except SlotError as error:
+            self._travelling.put_aside()
+            return self._travelling.claim(size)
+        except (SlotError, OSError) as error:
             log.warning("%s; what goes to another node is left out", error)
             self._travelling = None
             return None
