@@ -253,12 +253,11 @@ class Scene:
         now, ranked = layout_now(job), self.layouts.ranked.get(job.spec.job, {})
         if now is None:
             return {}
-        is_healthy = job.spec.job not in self.touched
-        is_saved = is_healthy or self._has_replica(job)
-        # a replica that outlives others saves what is in its ranks' own memory, which may be further than what nodes keep
-        is_in_memory = (is_healthy or not is_saved) and self._is_in_memory(job)
+        is_saved = job.spec.job not in self.touched or self._has_replica(job)
         move = transition_cost.move_of(job.spec, flops)
-        cost_s = transition_cost.relayout_s(move, is_saved=is_saved, is_in_memory=is_in_memory, bandwidths=self.bandwidths)
+        cost_s = transition_cost.relayout_s(
+            move, is_saved=is_saved, is_in_memory=self._is_in_memory(job), bandwidths=self.bandwidths
+        )
         changing = (size for size, own in ranked.items() if own and own[0].layout.shape != now.shape)
         return dict.fromkeys(changing, max(0.0, cost_s - transition_s))
 

@@ -67,9 +67,9 @@ def begin_from_slot(memory: Memory, env: RankEnvironment, *, fallback_iteration:
         memory.came_from = f"{SLOT}{env.node}{f', resharded from {kept_in.shape}' if kept_in else ''}"
 
 
-def keep_the_last(memory: Memory, env: RankEnvironment) -> None:
+def keep_the_last(memory: Memory) -> None:
     """Keep the state that the rank leaves with, which is saved: those who go on from it need not get it from the store."""
-    if memory.snapshots is not None and env.keeps:
+    if memory.snapshots is not None:
         memory.snapshots.settle()
         memory.snapshots.keep(memory.position, memory.replica.state())
         memory.snapshots.settle()

@@ -99,6 +99,7 @@ class Term:
         if writes_as is not None:
             saver = Saver(self._repository, replace(self._env, generation=int(writes_as)))
         manifest = saver.save_replica(memory.position, memory.replica.state())
+        keep_the_last(memory)
         return self._drained(memory.position.iteration, manifest)
 
     def close(self) -> None:
@@ -174,8 +175,8 @@ class Term:
                 RankFinished(job=env.job, generation=env.generation, rank=env.rank, iteration=iteration, loss=loss)
             )
         else:
-            if manifest is not None and iteration > self._fallback_iteration:
-                keep_the_last(memory, env)
+            if env.keeps and manifest is not None and iteration > self._fallback_iteration:
+                keep_the_last(memory)
             self._link.finish(self._drained(iteration, manifest))
 
     def _save_together(self, memory: Memory, bulletin: Bulletin, *, must_succeed: bool) -> str | None:
