@@ -22,6 +22,8 @@ log = logging.getLogger("unicron.memory")
 FIND_S = 30.0
 SLOWEST_BYTES_S = 20e6
 """As the agents have it, who give a copy up that takes longer."""
+MOST_OF_ONE = 2
+"""So many states are fetched from a node at once: it gives and takes four, and lets others wait until they lose patience."""
 Result = Mapping[str, Scalar]
 
 
@@ -115,7 +117,13 @@ async def _find(node: str, step: Step) -> Reply | None:
 
 
 async def _all_fetched(step: Step, source: MemorySource, views: Mapping[str, NodeView]) -> bool:
-    return all(await asyncio.gather(*(_fetched(step, source, fetch, views) for fetch in source.fetches)))
+    turns = {fetch.holders[0]: asyncio.Semaphore(MOST_OF_ONE) for fetch in source.fetches}
+
+    async def in_turn(fetch: Fetch) -> bool:
+        async with turns[fetch.holders[0]]:
+            return await _fetched(step, source, fetch, views)
+
+    return all(await asyncio.gather(*map(in_turn, source.fetches)))
 
 
 async def _fetched(step: Step, source: MemorySource, fetch: Fetch, views: Mapping[str, NodeView]) -> bool:
