@@ -22,6 +22,15 @@ def test_a_checkpoint_is_told_once_and_the_iterations_since_then_are_lost() -> N
     assert told["went_on_after"] == 39
 
 
+def test_slots_of_another_layout_are_told_as_such() -> None:
+    mine = Origin(source="slot of node-1 (resharded from tp=2 pp=3)")
+    told = origin_told({0: mine, 1: mine, 2: COPIED}, held=41, stored=-1)
+    assert told["from"].partition(";")[0] == (
+        "rank 2 copied 0.9 MB from rank 0 in 0.01 s, slot of node-1 (resharded from tp=2 pp=3) for 2 ranks"
+    )
+    assert told["went_on_after"] == 41
+
+
 def test_a_fresh_start_tells_nothing() -> None:
     assert origin_told({0: Origin(), 1: Origin()}, held=None, stored=-1) == {}
 

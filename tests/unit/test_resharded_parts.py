@@ -61,7 +61,7 @@ def test_another_layout_goes_on_from_the_newest_parts(
     began = {progress.rank: progress for progress in reversed(world.said)}
     assert {progress.iteration for progress in began.values()} == {source.place[1] + 1}
     origins = {progress.source for progress in began.values()}
-    assert any(origin.endswith(f"resharded from {source.layout.shape}") for origin in origins), origins
+    assert any(origin.endswith(f"(resharded from {source.layout.shape})") for origin in origins), origins
     assert_undisturbed(world, undisturbed, replicas=size)
 
 

@@ -39,8 +39,9 @@ class Progress:
     gradient before clipping, 0 if it was not measured.
 
     The rest tells how this rank came into its generation, and stays the same in it: the `source` of its state ("own memory",
-    "rank 2", "slot of node-1", a manifest's key, "" for a fresh start), what was copied, and of the iteration that was
-    under way how many micro-batches it kept, and computed in place of a lost rank.
+    "rank 2", "slot of node-1", with " (resharded from tp=2 pp=3)" if another layout has kept it, a manifest's key, "" for a
+    fresh start), what was copied, and of the iteration that was under way how many micro-batches it kept, and computed in place
+    of a lost rank.
     """
 
     job: str

@@ -64,7 +64,7 @@ def begin_from_slot(memory: Memory, env: RankEnvironment, *, fallback_iteration:
     kept_in = env.memory_layout
     if memory.snapshots.restore(place, memory.replica, position, kept_in=kept_in):
         memory.effort.clear()
-        memory.came_from = f"{SLOT}{env.node}{f', resharded from {kept_in.shape}' if kept_in else ''}"
+        memory.came_from = f"{SLOT}{env.node}{f' (resharded from {kept_in.shape})' if kept_in else ''}"
 
 
 def keep_the_last(memory: Memory) -> None:

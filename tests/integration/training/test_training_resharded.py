@@ -57,5 +57,5 @@ def test_another_layout_goes_on_from_memory(ranks, undisturbed: list[float], tmp
     ranks.launch(spec_in(after), after.num_gpus, generation=2, restore_from=manifest)
     began = first(ranks, generation=2, world_size=after.num_gpus)
     assert {p.iteration for p in began} == {place[1] + 1}
-    assert {p.source for p in began} == {"slot of node-0, resharded from tp=2 pp=2"}
+    assert {p.source for p in began} == {"slot of node-0 (resharded from tp=2 pp=2)"}
     assert_undisturbed(ranks, spec_in(after), undisturbed, generation=2, world_size=after.num_gpus)
