@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from elastic import assert_undisturbed, first, job, reached
+from elastic import assert_undisturbed, first, held, job, reached
 
 from unicron_lib.agent.rank_messages import RankDrained
 from unicron_lib.agent.slot_house import SlotHouse
@@ -28,31 +28,50 @@ def spec_in(layout: Layout) -> JobSpec:
 def found(slots: Path) -> tuple[int, int]:
     """What a transition would find: nothing is in the store."""
     headers, _ = SlotHouse(slots).compared("moves")
-    held = [HeldSlot(node="node-0", place=it.place, num_bytes=it.num_bytes, part=it.part) for it in headers]
-    source = choose(held, {"": ("node-0",)}, floor=0, saved=None, racks={})
+    slots_found = [HeldSlot(node="node-0", place=it.place, num_bytes=it.num_bytes, part=it.part) for it in headers]
+    source = choose(slots_found, {"": ("node-0",)}, floor=0, saved=None, racks={})
     assert source.layout == CUT
     return source.place
 
 
-@pytest.mark.parametrize("end", ["drained", "killed"])
-@pytest.mark.parametrize("after", [Layout(pp=2, dp=2), Layout(dp=3)], ids=lambda it: it.shape)
-def test_another_layout_goes_on_from_memory(ranks, undisturbed: list[float], tmp_path: Path, after: Layout, end: str) -> None:
-    slots, manifest = tmp_path / "slots", None
+def killed(ranks) -> tuple[int, None]:
+    for rank in range(4):
+        ranks.signal("moves", 1, rank, signal.SIGKILL)
+    return 0, None
+
+
+def drained(ranks) -> tuple[int, str]:
+    ranks.agent.order(1, 3, "drain")
+    told = [ranks.agent.wait(RankDrained, generation=1, rank=rank)[1] for rank in range(4)]
+    return told[0].iteration, told[0].manifest
+
+
+def parked(ranks) -> tuple[int, str]:
+    """The ranks wait, and save the replica that they are."""
+    held(ranks, "park", generation=1, of=range(4))
+    for rank in reversed(range(4)):
+        ranks.agent.order(1, rank, "save_replica")
+        _, told = ranks.agent.wait(RankDrained, generation=1, rank=rank)
+    for rank in range(4):
+        ranks.agent.order(1, rank, "quit")
+    return told.iteration, told.manifest
+
+
+@pytest.mark.parametrize(
+    ("end", "after"),
+    [(killed, Layout(pp=2, dp=2)), (drained, Layout(dp=3)), (parked, Layout(tp=2))],
+    ids=["killed", "drained", "parked"],
+)
+def test_another_layout_goes_on_from_memory(ranks, undisturbed: list[float], tmp_path: Path, after: Layout, end) -> None:
+    slots = tmp_path / "slots"
     ranks.extra = {MEMORY_DIR: str(slots / "moves"), MEMORY_KEEPS: "1"}
     ranks.launch(spec_in(CUT), 4)
     reached(ranks, 4)
-    if end == "drained":
-        ranks.agent.order(1, 3, "drain")
-        drained = [ranks.agent.wait(RankDrained, generation=1, rank=rank)[1] for rank in range(4)]
-        manifest, least = drained[0].manifest, drained[0].iteration
-    else:
-        least = 2
-        for rank in range(4):
-            ranks.signal("moves", 1, rank, signal.SIGKILL)
+    least, manifest = end(ranks)
     for rank in range(4):
         ranks.exit_code("moves", 1, rank)
     place = found(slots)
-    assert place[1] >= least
+    assert place[1] >= least, "and what was saved is kept"
     ranks.extra |= {MEMORY_SLOT: f"1/{place[1]}", MEMORY_LAYOUT: "2/2", MEMORY_KEEPS: "0"}
     ranks.launch(spec_in(after), after.num_gpus, generation=2, restore_from=manifest)
     began = first(ranks, generation=2, world_size=after.num_gpus)
