@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from unicron_lib.agent import copying, slot_house
+from unicron_lib.agent import copying, slot_house, slot_places
 from unicron_lib.agent.copying import Copying, Following
+from unicron_lib.agent.environment import NodeFacts
+from unicron_lib.agent.fencing import Fence
+from unicron_lib.agent.memory import NodeMemory
+from unicron_lib.agent.ranks import Rank, Ranks
 from unicron_lib.agent.slot_house import SlotHouse
 from unicron_lib.agent.slot_wire import Get, SlotServer, fetch, offer
 from unicron_lib.checkpointing.slots import HEADER_BYTES, SlotHeader, SlotPair, digest_of
@@ -303,6 +307,24 @@ def test_parts_of_another_layout_go_when_those_of_this_one_are_as_safe(house: Sl
     assert forget() == 1
     assert old.found() == []
     assert forget() == 0
+
+
+async def test_a_job_that_has_changed_its_layout_leaves_nothing_of_the_last_one(tmp_path: Path, monkeypatch) -> None:
+    for module in (slot_house, slot_places):
+        monkeypatch.setattr(module, "SHARED", tmp_path)
+    ranks = Ranks()
+    facts = NodeFacts(node="n", address="127.0.0.1", num_gpus=1, run_dir=tmp_path / "run")
+    memory = NodeMemory(facts=facts, token=TOKEN, ranks=ranks, fence=Fence())
+    house = SlotHouse(slot_places.slot_directory(facts.run_dir, facts.node))
+    for job in ("a", "b"):
+        write(house.pair(job), 7, num_bytes=1000)
+        ranks.add(Rank(job=job, generation=2, rank=0, gpu=0))
+    memory.follow("a", (), (LEFT,), generation=2)
+    for iteration in (8, 9):
+        write(house.pair("a", LEFT), iteration, generation=2, num_bytes=1000)
+    await memory._sweep()
+    assert (house.pair("a").found(), len(house.pair("a", LEFT).found()), len(house.pair("b").found())) == ([], 2, 1)
+    memory.close()
 
 
 def test_damaged_slots_are_told_and_left_out(house: SlotHouse) -> None:
