@@ -318,7 +318,7 @@ class Kernel:
 
 def agent() -> tuple[Injection, Gpus, Kernel]:
     gpus, kernel = Gpus(), Kernel()
-    return Injection(node="n0", num_gpus=2, ranks=Ranks(), gpus=gpus, kernel=kernel), gpus, kernel
+    return Injection(node="n0", num_gpus=2, ranks=Ranks(), gpus=gpus, kernel=kernel, notices=None), gpus, kernel
 
 
 def test_faults_of_gpus_go_to_what_looks_at_them() -> None:
@@ -378,6 +378,6 @@ def test_a_text_that_makes_no_sense_is_refused(kind: str, text: str, told: str) 
 def test_the_text_reaches_the_rank() -> None:
     ranks, orders = Ranks(), []
     ranks.add(Rank(job="a", generation=1, rank=2, gpu=0, process=None, orders=orders))
-    injection = Injection(node="n0", num_gpus=2, ranks=ranks, gpus=None, kernel=None)
+    injection = Injection(node="n0", num_gpus=2, ranks=ranks, gpus=None, kernel=None, notices=None)
     injection.carry_out(InjectFault(step="s", fault="exception", job="a", rank=2, text="KeyError: 'x'"))
     assert [(order.order, order.text) for order in orders] == [("raise", "KeyError: 'x'")]

@@ -1,6 +1,7 @@
 """The core of the recovery: what to do about what has happened. Pure; the time is an argument, each answer has a reason."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from unicron_lib.domain.actions import Action, Continue, Dismiss, Respond, Rest, TripBreaker, Wait
 from unicron_lib.domain.breaker import trips_breaker
@@ -11,6 +12,7 @@ from unicron_lib.domain.jobs import ENDED
 from unicron_lib.domain.journal import fold
 from unicron_lib.domain.judging import DEFAULT_POLICY, Policy, Verdict, judge
 from unicron_lib.domain.launch_checks import check_before_launch
+from unicron_lib.domain.leave import ANNOUNCED
 from unicron_lib.domain.plans import PlanKind
 from unicron_lib.domain.rewinding import rewinds
 
@@ -24,8 +26,8 @@ def on_event(state: ClusterState, event: Event, policy: Policy = DEFAULT_POLICY)
 def decide(state: ClusterState, now: float, policy: Policy = DEFAULT_POLICY) -> Action:
     """What to do at `now` (epoch seconds).
 
-    An unfinished plan goes on unless a new failure touches it. What calls for nothing is dismissed. Restarts (SEV2, SEV3)
-    go first and alone: they need no allocation. Everything else that is open shares one new allocation.
+    An unfinished plan goes on unless a new failure, or a node that leaves, touches it. What calls for nothing is dismissed.
+    Restarts (SEV2, SEV3) go first and alone: they need no allocation. Everything else that is open shares one new allocation.
     """
     active = state.active_plan
     failures = [incident for incident in state.open_incidents if incident.is_failure]
@@ -63,7 +65,8 @@ def _allocate(
     if not ready and newest <= now < newest + policy.settle_s:
         return Wait(until=newest + policy.settle_s, reason="more changes may follow at once")
     check = check_before_launch(state, now, policy.launch_check_s)
-    if check and not any(incident.jobs for incident in ready):  # a failure that concerns a job waits for nothing
+    pressing = (*ready, *filter(_is_leave, planned))
+    if check and not any(incident.jobs for incident in pressing):  # what concerns a job that trains waits for nothing
         return Wait(until=check.until, reason=f"{', '.join(check.nodes)} are checked before {', '.join(check.jobs)} starts")
     return _reallocate(state, [*ready, *planned], verdicts)
 
@@ -72,20 +75,29 @@ def _under_way(state: ClusterState, active: PlanState, failures: Sequence[Incide
     plan = active.plan
     jobs = {step.job for step in plan.steps}
     nodes = {node for step in plan.steps for node in step.nodes}
-    touching = [incident for incident in failures if incident.node in nodes or jobs & set(incident.jobs)]
+    touching = [incident for incident in failures if _touches(incident, jobs, nodes)]
+    leaves = [incident for incident in state.open_incidents if _is_leave(incident) and _touches(incident, jobs, nodes)]
     found = {i.id: judge(state, i, now) for i in touching if not _too_early(state, i, now, policy)}
     verdicts = {name: verdict for name, verdict in found.items() if not verdict.dismiss}  # those can wait
-    if not verdicts:
+    if not verdicts and not leaves:
         return Continue(plan=plan.id, reason=f"plan {plan.id} is under way")
     others = {i.id: judge(state, i, now) for i in failures if i not in touching and not _too_early(state, i, now, policy)}
     verdicts |= {name: verdict for name, verdict in others.items() if not verdict.dismiss}  # else they might wait for ever
     if tripped := trips_breaker(state, verdicts, now, policy):
         return TripBreaker(reason=tripped)
-    concerned = [state.incidents[name] for name in (*plan.incidents, *verdicts)]
+    concerned = [*(state.incidents[name] for name in (*plan.incidents, *verdicts)), *leaves]
     grave = any(verdict.severity is Severity.SEV1 or verdict.stop for verdict in verdicts.values())
-    if plan.kind is PlanKind.REALLOCATE or grave:
+    if plan.kind is PlanKind.REALLOCATE or grave or leaves:
         return _reallocate(state, concerned, verdicts, supersedes=plan.id)
     return _restart(state, concerned, verdicts, supersedes=plan.id)
+
+
+def _is_leave(incident: Incident) -> bool:
+    return incident.kind == ANNOUNCED
+
+
+def _touches(incident: Incident, jobs: AbstractSet[str], nodes: AbstractSet[str]) -> bool:
+    return incident.node in nodes or bool(jobs & set(incident.jobs))
 
 
 def _too_early(state: ClusterState, incident: Incident, now: float, policy: Policy) -> Wait | None:
@@ -130,7 +142,7 @@ def _restart(
 def _reallocate(
     state: ClusterState, incidents: Sequence[Incident], verdicts: Mapping[str, Verdict], supersedes: str | None = None
 ) -> Respond:
-    reasons = [verdicts[i.id].reason if i.id in verdicts else _planned_reason(i) for i in incidents]
+    reasons = [verdicts[i.id].reason if i.id in verdicts else _planned_reason(state, i) for i in incidents]
     faulted = {job for i in incidents if i.is_failure for job in i.jobs}
     return Respond(
         kind=PlanKind.REALLOCATE,
@@ -145,7 +157,9 @@ def _reallocate(
     )
 
 
-def _planned_reason(incident: Incident) -> str:
+def _planned_reason(state: ClusterState, incident: Incident) -> str:
+    if _is_leave(incident):
+        return f"{incident.node} leaves: {state.nodes[incident.node or ''].reason}"
     who = incident.node or ", ".join(incident.jobs)
     found = f" ({incident.launch_check})" if incident.launch_check else ""
     return f"{incident.kind.replace('_', ' ')}: {who}{found}"
