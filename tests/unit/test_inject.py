@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import psutil
@@ -373,6 +374,14 @@ def test_what_is_raised_can_be_any_kind_of_failure(text: str, kind: ErrorKind) -
 def test_a_text_that_makes_no_sense_is_refused(kind: str, text: str, told: str) -> None:
     with pytest.raises(UserError, match=told):
         text_of(kind, text)
+
+
+def test_a_spot_notice_goes_to_what_looks_for_them() -> None:
+    seen = []
+    notices = SimpleNamespace(inject=seen.append)
+    injection = Injection(node="n0", num_gpus=0, ranks=Ranks(), gpus=None, kernel=None, notices=notices)
+    assert injection.carry_out(InjectFault(step="s", fault="spot-notice", amount=120.0)) == {}
+    assert seen == [120.0]
 
 
 def test_the_text_reaches_the_rank() -> None:

@@ -38,7 +38,7 @@ class _Action:
 class _Scheduled:
     """Times are written as in mail: `21 Jan 2019 09:00:43 GMT`."""
 
-    begins: Annotated[datetime, BeforeValidator(parsedate_to_datetime), Field(alias="NotBefore")]
+    begins: Annotated[datetime, BeforeValidator(lambda told: parsedate_to_datetime(str(told))), Field(alias="NotBefore")]
     code: Annotated[str, Field(alias="Code")]
     text: Annotated[str, Field(alias="Description")] = ""
     state: Annotated[str, Field(alias="State")] = "active"
@@ -110,7 +110,7 @@ def _content(answer: httpx.Response, what: str) -> bytes:
 def _understood(adapter: TypeAdapter[T], body: bytes) -> T:
     try:
         return adapter.validate_json(body)
-    except (ValidationError, TypeError) as error:
+    except ValidationError as error:
         raise MetadataError(f"the instance metadata service says something unknown: {body[:200]!r}") from error
 
 

@@ -76,19 +76,20 @@ def _under_way(state: ClusterState, active: PlanState, failures: Sequence[Incide
     jobs = {step.job for step in plan.steps}
     nodes = {node for step in plan.steps for node in step.nodes}
     touching = [incident for incident in failures if _touches(incident, jobs, nodes)]
-    leaves = [incident for incident in state.open_incidents if _is_leave(incident) and _touches(incident, jobs, nodes)]
+    leaves = [incident for incident in state.open_incidents if _is_leave(incident)]
+    leaves_it = any(_touches(incident, jobs, nodes) for incident in leaves)
     found = {i.id: judge(state, i, now) for i in touching if not _too_early(state, i, now, policy)}
     verdicts = {name: verdict for name, verdict in found.items() if not verdict.dismiss}  # those can wait
-    if not verdicts and not leaves:
+    if not verdicts and not leaves_it:
         return Continue(plan=plan.id, reason=f"plan {plan.id} is under way")
     others = {i.id: judge(state, i, now) for i in failures if i not in touching and not _too_early(state, i, now, policy)}
     verdicts |= {name: verdict for name, verdict in others.items() if not verdict.dismiss}  # else they might wait for ever
     if tripped := trips_breaker(state, verdicts, now, policy):
         return TripBreaker(reason=tripped)
-    concerned = [*(state.incidents[name] for name in (*plan.incidents, *verdicts)), *leaves]
+    concerned = [state.incidents[name] for name in (*plan.incidents, *verdicts)]
     grave = any(verdict.severity is Severity.SEV1 or verdict.stop for verdict in verdicts.values())
-    if plan.kind is PlanKind.REALLOCATE or grave or leaves:
-        return _reallocate(state, concerned, verdicts, supersedes=plan.id)
+    if plan.kind is PlanKind.REALLOCATE or grave or leaves_it:
+        return _reallocate(state, [*concerned, *leaves], verdicts, supersedes=plan.id)
     return _restart(state, concerned, verdicts, supersedes=plan.id)
 
 

@@ -161,6 +161,7 @@ class BenchCluster:
             *("--controller", f"ws://127.0.0.1:{self._port}/v1/agents", "--token-file", str(self._token_file)),
             *("--node", node, "--address", "127.0.0.1", "--num-gpus", str(num_gpus), "--interface", "lo"),
             *("--run-dir", str(self.directory / "run"), "--rank-target", rank_target, "--kernel-log", str(self.kernel_log)),
+            *("--spot-notices", "off"),
         )
 
     def _log(self, name: str) -> Path:
