@@ -15,6 +15,7 @@ from unicron_lib.domain.journal import fold_all
 from unicron_lib.domain.plans import PlanKind, StepKind
 from unicron_lib.journal import dump_state, state_json
 from unicron_lib.report import clock, incident_markdown
+from unicron_lib.simulation.journal_segments import of_journal
 
 NODES = ("node-1", "node-2", "node-3", "node-4")
 
@@ -239,6 +240,16 @@ def test_people_are_told_why_and_until_when():
     story = incident_markdown(scene.state, incident.id)
     assert story.startswith("# leave_announced: node-1")
     assert "node-1 leaves: a spot interruption notice says terminate" in story
+
+
+def test_what_a_leave_costs_is_its_own_in_the_accounts():
+    scene = running_pair()
+    scene.leave("node-1")
+    scene.settle()
+    scene.lose("node-1")
+    (incident,) = [it for it in scene.state.incidents.values() if it.kind == "leave_announced"]
+    books = of_journal(scene.events, end_s=scene.now + 100.0)
+    assert books.losses[incident.id].gpu_s > 0
 
 
 def test_a_snapshot_of_before_can_be_read():
