@@ -82,15 +82,7 @@ class Agent:
         )
         self._stores = RendezvousStores(facts=facts, forks=self._forks, directory=directory, target=options.rendezvous_target)
         self._socket = RankSocket(path=socket, ranks=self._supervisor.ranks, tell=self._supervisor.hear)
-        self._kernel = KernelLog(
-            source=options.kernel_log,
-            num_gpus=facts.num_gpus,
-            jobs=self._jobs_here,
-            life=lambda: self._outbox.boot,
-            tell=self._tell,
-            oom=self._oom.name,
-            rules=options.xid_rules,
-        )
+        self._kernel = self._kernel_log(options)
         self._gpus = GpuProbe(
             num_gpus=facts.num_gpus,
             has_gpus=facts.has_gpus,
@@ -118,6 +110,17 @@ class Agent:
             commands=self._commands(directory),
         )
         self._uplink.die = self._die
+
+    def _kernel_log(self, options: AgentOptions) -> KernelLog:
+        return KernelLog(
+            source=options.kernel_log,
+            num_gpus=options.facts.num_gpus,
+            jobs=self._jobs_here,
+            life=lambda: self._outbox.boot,
+            tell=self._tell,
+            oom=self._oom.name,
+            rules=options.xid_rules,
+        )
 
     def _ends_foreseen(self, options: AgentOptions) -> tuple[Leaving, SpotWatch]:
         supervisor, life = self._supervisor, lambda: self._outbox.boot
