@@ -242,6 +242,16 @@ def test_people_are_told_why_and_until_when():
     assert "node-1 leaves: a spot interruption notice says terminate" in story
 
 
+def test_a_plan_that_is_made_after_the_end_does_not_give_a_reason_that_is_over():
+    scene = running_pair()
+    scene.leave("node-1")
+    scene.join("node-1")
+    scene.now += 1.5
+    respond = scene.decide()
+    assert isinstance(respond, Respond)
+    assert "leave announced: node-1" in respond.reason
+
+
 def test_what_a_leave_costs_is_its_own_in_the_accounts():
     scene = running_pair()
     scene.leave("node-1")

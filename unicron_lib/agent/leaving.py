@@ -59,7 +59,7 @@ class Leaving:
         self.announce(ASKED, time.time() + limit_s)
         ends_at, heard_at = time.monotonic() + limit_s, time.monotonic()
         if not connection.is_open:
-            log.warning("nobody can let the ranks of this node go: there is no connection to the controller")
+            log.info("there is no connection to the controller: nobody is waited for")
             return
         while not self._is_over(connection):
             await self._bell.until(lambda: self._is_over(connection), timeout_s=LOOK_S)

@@ -140,7 +140,7 @@ class Uplink:
             try:
                 await self._converse(link)
             finally:
-                self._link = None
+                self._link, self._all_told = None, False
 
     async def _converse(self, link: ClientConnection) -> None:
         """Talk until the connection ends, which raises ConnectionClosed or TimeoutError, or until cancelled."""

@@ -159,8 +159,9 @@ def _reallocate(
 
 
 def _planned_reason(state: ClusterState, incident: Incident) -> str:
-    if _is_leave(incident):
-        return f"{incident.node} leaves: {state.nodes[incident.node or ''].reason}"
+    node = state.nodes.get(incident.node or "")
+    if _is_leave(incident) and node and node.status is NodeStatus.LEAVING:
+        return f"{node.id} leaves: {node.reason}"
     who = incident.node or ", ".join(incident.jobs)
     found = f" ({incident.launch_check})" if incident.launch_check else ""
     return f"{incident.kind.replace('_', ' ')}: {who}{found}"
