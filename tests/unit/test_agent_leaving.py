@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,7 @@ from unicron_lib.agent.instance import LINK_LOCAL, notices_from
 from unicron_lib.agent.leave_messages import NodeLeaving
 from unicron_lib.agent.leaving import ASKED, Leaving
 from unicron_lib.agent.messages import NodeNotice
-from unicron_lib.agent.ranks import Rank, Ranks
+from unicron_lib.agent.ranks import Phase, Rank, Ranks
 from unicron_lib.agent.spot_watch import BLIND, BLIND_AFTER, SpotWatch
 from unicron_lib.errors import MetadataError, UserError
 
@@ -69,6 +70,31 @@ async def test_the_answer_to_the_last_command_is_sent_before_the_end(node: Node)
     assert not task.done()
     node.is_quiet = True
     node.bell.ring()
+    await task
+
+
+async def test_ranks_that_have_saved_and_ended_are_not_let_go_before_the_plan_says_so(node: Node) -> None:
+    """Else its STOP would have to find out that this node is gone, and all its jobs would wait for that."""
+    task = node.leave()
+    (rank,) = node.ranks.alive
+    rank.judged, rank.phase = True, Phase.DRAINED
+    rank.process = SimpleNamespace(exit_code=0)
+    node.bell.ring()
+    await asyncio.sleep(0)
+    assert not node.ranks.alive
+    assert not task.done()
+    node.ranks.forget(rank)
+    await task
+
+
+async def test_a_plan_that_is_not_done_with_ended_ranks_in_time_is_not_waited_for(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving_module, "STOP_S", 0.01)
+    (rank,) = node.ranks.alive
+    task = node.leave()
+    await asyncio.sleep(0)
+    rank.process = SimpleNamespace(exit_code=1)
     await task
 
 

@@ -1,6 +1,7 @@
 """The end of a node that is known ahead: it is announced, and the ranks are let go before the agent ends."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -14,6 +15,8 @@ ASKED = "its agent was asked to stop"
 LOOK_S = 0.2
 ALONE_S = 5.0
 """A controller that has been away for so long is not waited for: it may be going down as well."""
+STOP_S = 15.0
+"""So long after the last rank has ended a plan may take until it is done with this node: all its jobs part first."""
 
 
 class Connection(Protocol):
@@ -57,16 +60,20 @@ class Leaving:
     async def until_released(self, connection: Connection, *, limit_s: float) -> None:
         """Announce it and wait until a plan has taken all ranks from here, `limit_s` at most; not where nobody can answer."""
         self.announce(ASKED, time.time() + limit_s)
-        ends_at, heard_at = time.monotonic() + limit_s, time.monotonic()
         if not connection.is_open:
             log.info("there is no connection to the controller: nobody is waited for")
             return
+        now = time.monotonic()
+        ends_at, heard_at, alive_at = now + limit_s, now, now if self._ranks.alive else -math.inf
         while not self._is_over(connection):
             await self._bell.until(lambda: self._is_over(connection), timeout_s=LOOK_S)
-            heard_at = time.monotonic() if connection.is_open else heard_at
-            if time.monotonic() > min(ends_at, heard_at + ALONE_S):
-                log.warning("the ranks of this node have not been let go in time")
+            now = time.monotonic()
+            heard_at = now if connection.is_open else heard_at
+            alive_at = now if self._ranks.alive else alive_at
+            if now > min(ends_at, heard_at + ALONE_S, alive_at + STOP_S):
+                log.warning("nobody has let this node go in time: %d ranks still run", len(self._ranks.alive))
                 return
 
     def _is_over(self, connection: Connection) -> bool:
-        return not self._ranks.alive and (connection.is_quiet or not connection.is_open)
+        """Whether plans are done with this node: they have ended, and forgotten, each rank, and have been answered."""
+        return not self._ranks.where(lambda _: True) and (connection.is_quiet or not connection.is_open)
