@@ -1,7 +1,6 @@
 """The end of a node that is known ahead: it is announced, and the ranks are let go before the agent ends."""
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -17,6 +16,9 @@ ALONE_S = 5.0
 """A controller that has been away for so long is not waited for: it may be going down as well."""
 STOP_S = 15.0
 """So long after the last rank has ended a plan may take until it is done with this node: all its jobs part first."""
+
+SAY_S = 2.0
+"""What a node without ranks has to get its word out."""
 
 
 class Connection(Protocol):
@@ -64,7 +66,7 @@ class Leaving:
             log.info("there is no connection to the controller: nobody is waited for")
             return
         now = time.monotonic()
-        ends_at, heard_at, alive_at = now + limit_s, now, now if self._ranks.alive else -math.inf
+        ends_at, heard_at, alive_at = now + limit_s, now, now if self._ranks.alive else now - STOP_S + SAY_S
         while not self._is_over(connection):
             await self._bell.until(lambda: self._is_over(connection), timeout_s=LOOK_S)
             now = time.monotonic()
