@@ -95,10 +95,8 @@ def test_a_spot_notice_moves_the_jobs_and_costs_nothing(twins):
 
 def test_sigterm_to_an_agent_saves_its_ranks_before_it_ends(twins):
     known, node = set(twins.state.incidents), home_of(twins, "narrow")
-    agent = agent_of(twins, node)
-    agent.terminate()
+    agent_of(twins, node).terminate()
     twins.calm({"broad": 2, "narrow": 2})
-    agent.wait(30)
     nothing_is_lost(twins, node)
     state = twins.until("the end of the node", lambda state: state.nodes[node].status is NodeStatus.LOST)
     assert state.nodes[node].has_left
