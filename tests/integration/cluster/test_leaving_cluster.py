@@ -5,7 +5,6 @@ import pytest
 from whole_cluster import job_file
 
 from unicron_lib.domain.cluster import NodeStatus
-from unicron_lib.domain.jobs import JobStatus
 from unicron_lib.domain.plans import StepKind
 from unicron_lib.local.processes import marked
 
@@ -28,7 +27,7 @@ def twins(cluster, tmp_path_factory):
 
 
 def end(cluster):
-    for name in [name for name, job in cluster.state.jobs.items() if job.status is JobStatus.RUNNING]:
+    for name in [name for name, job in cluster.state.jobs.items() if job.wants_gpus]:
         cluster.cli("cancel", name)
     cluster.calm({})
 
