@@ -12,6 +12,7 @@ from unicron_lib.domain.checked import LaunchChecked
 from unicron_lib.domain.cluster import ClusterState, Incident
 from unicron_lib.domain.failures import ErrorKind, Failure
 from unicron_lib.domain.incidents import incident_id
+from unicron_lib.domain.leave import LeaveAnnounced
 
 log = logging.getLogger("unicron.events")
 OPENED = "unicron.incident.opened"
@@ -26,6 +27,7 @@ NAMES: Mapping[type[e.Event], str] = {
     e.BreakerTripped: "unicron.breaker.tripped",
     e.BreakerReset: "unicron.breaker.reset",
     LaunchChecked: "unicron.job.launch_checked",
+    LeaveAnnounced: "unicron.node.leaving",
 }
 """Events of the journal that have a name of their own in Prefect."""
 
@@ -36,6 +38,7 @@ NOTES: Mapping[str, tuple[str, str]] = {
     "kernel_log_blind": ("unicron.monitor.blind", "unicron.monitor.restored"),
     "monitor_blind": ("unicron.monitor.blind", "unicron.monitor.restored"),
     "controller_blind": ("unicron.monitor.blind", "unicron.monitor.restored"),
+    "spot_notices_blind": ("unicron.monitor.blind", "unicron.monitor.restored"),
     "observations_lost": ("unicron.monitor.blind", "unicron.monitor.restored"),
     "xid": ("unicron.gpu.xid", "unicron.gpu.xid_ended"),
 }
@@ -114,7 +117,7 @@ def _about(event: e.Event) -> tuple[str, tuple[str, ...], str | None]:
 
 def _payload(event: e.Event) -> dict[str, Any]:
     told: e.Event | Failure = event.failure if isinstance(event, e.FailureDetected) else event
-    names = ("kind", "rank", "iteration", "ratio", "code", "text", "active", "reason", "evidence", "told")
+    names = ("kind", "rank", "iteration", "ratio", "code", "text", "active", "reason", "evidence", "told", "leaves_at")
     return {name: value for name in names if (value := getattr(told, name, None)) is not None}
 
 

@@ -7,6 +7,7 @@ from prefect import task
 
 from tasks.events import emit
 from tasks.services import services
+from unicron_lib.agent.leave_messages import NodeLeaving
 from unicron_lib.agent.messages import NodeNotice, Observation, RankResumed
 from unicron_lib.agent.rank_messages import RankFinished
 from unicron_lib.detection.classify import classify
@@ -14,6 +15,7 @@ from unicron_lib.domain.cluster import ClusterState, Incident
 from unicron_lib.domain.events import Event, FailureDetected, JobFinished, JobResumed, NodeNoted
 from unicron_lib.domain.failures import Failure
 from unicron_lib.domain.incidents import incident_id
+from unicron_lib.domain.leave import LeaveAnnounced
 from unicron_lib.domain.rank_done import RankDone
 
 
@@ -77,6 +79,9 @@ def _event_of(observation: Observation) -> Event | None:
         case NodeNotice() as body:
             node, boot = observation.node, observation.boot
             return NodeNoted(id=name, at=now, node=node, boot=boot, code=body.code, text=body.text, active=body.active)
+        case NodeLeaving() as body:
+            node, boot = observation.node, observation.boot
+            return LeaveAnnounced(id=name, at=now, node=node, boot=boot, reason=body.reason, leaves_at=body.leaves_at)
         case _:
             failure = classify(observation)
             return FailureDetected(id=failure.id, at=now, failure=failure) if failure else None

@@ -9,6 +9,7 @@ UnicronError
 ├── ControllerError       the controller is unreachable or refused
 │   ├── NodeNotConnected  the node that a command is for has no connection to the controller
 │   └── CommandTimeout    the agent of a node has not answered in time
+├── MetadataError         the instance metadata service of the cloud is out of reach or cannot be understood
 ├── AgentError            an agent cannot carry out what it was asked
 ├── StaleGeneration       a message of a generation that was replaced
 └── IllegalTransition     our own mistake: an event that cannot follow the state
@@ -53,6 +54,10 @@ class NodeNotConnected(ControllerError):
 
 class CommandTimeout(ControllerError):
     """The agent of a node has not answered a command in time: the same step may be sent again."""
+
+
+class MetadataError(UnicronError):
+    """The cloud's instance metadata service is out of reach, refuses, or says something unknown."""
 
 
 class AgentError(UnicronError):

@@ -44,6 +44,11 @@ class Storm(RuleBasedStateMachine):
         if node in self.scene.state.nodes:
             self.scene.lose(node)
 
+    @rule(node=st.sampled_from(NODES))
+    def leave(self, node):
+        if node in self.scene.state.nodes:
+            self.scene.leave(node)
+
     @rule(node=st.sampled_from(NODES), kind=st.sampled_from(OF_NODES), symptom=st.booleans())
     def fault(self, node, kind, symptom):
         if node in self.scene.state.nodes:

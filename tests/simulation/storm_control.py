@@ -8,6 +8,7 @@ from storm_kernel import HostClock, Kernel, Network, Process, Work
 from storm_node import Node
 from storm_store import Store
 
+from unicron_lib.agent.leave_messages import NodeLeaving
 from unicron_lib.agent.messages import AgentHello, Heartbeat, NodeUnreachable, Observation, RankResumed, Reply
 from unicron_lib.agent.rank_messages import RankFinished
 from unicron_lib.controller.liveness import Contact, Stepping, Verdict, judge
@@ -26,6 +27,7 @@ from unicron_lib.domain.events import (
     NodeSuspected,
 )
 from unicron_lib.domain.flapping import snooze_until
+from unicron_lib.domain.leave import LeaveAnnounced
 from unicron_lib.errors import IllegalTransition, StoreError
 from unicron_lib.journal import Journal
 
@@ -33,7 +35,7 @@ BLIND_S = 15.0
 ORPHAN_AGE_S = 1.5
 SNOOZE_S = 15.0
 """What is 10 minutes by default: a storm is short."""
-WATCHED = frozenset({NodeStatus.READY, NodeStatus.SUSPECT, NodeStatus.SNOOZED, NodeStatus.QUARANTINED})
+WATCHED = frozenset({NodeStatus.READY, NodeStatus.SUSPECT, NodeStatus.SNOOZED, NodeStatus.LEAVING, NodeStatus.QUARANTINED})
 
 
 @dataclass(eq=False)
@@ -306,5 +308,8 @@ class Health:
         if isinstance(body, RankResumed):
             it = {"job": body.job, "generation": body.generation, "iteration": body.iteration, "rank": body.rank}
             return JobResumed(id=name, at=at, **it)
+        if isinstance(body, NodeLeaving):
+            of = {"node": observation.node, "boot": observation.boot, "reason": body.reason}
+            return LeaveAnnounced(id=name, at=at, leaves_at=body.leaves_at, **of)
         failure = classify(observation)
         return FailureDetected(id=failure.id, at=at, failure=failure) if failure else None

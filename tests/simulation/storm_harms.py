@@ -7,6 +7,7 @@ from storm_node import Node, Rank
 from storm_training import SHORT
 from storm_world import TABLES, World
 
+from unicron_lib.agent.leave_messages import NodeLeaving
 from unicron_lib.agent.messages import GpuFault, RankResumed, RankStalled
 
 
@@ -98,7 +99,7 @@ class Harms:
         gpu = self.rng.randrange(node.num_gpus)
         node.broken.add(gpu)
         kind = self.rng.choice(("gpu_lost", "ecc_error", "nvlink_error"))
-        jobs = tuple(sorted({rank.job for rank in node.ranks}))
+        jobs = _jobs_on(node)
         for _ in range(self.rng.randint(1, 2)):
             node.observe(GpuFault(kind=kind, gpu=gpu, uuid="", evidence="told by the driver", jobs=jobs))
 
@@ -107,6 +108,19 @@ class Harms:
         if node is not None:
             self._fell(node)
             self._for(0.5, 20.0, lambda: _boot(node))
+
+    def notice(self) -> None:
+        """A node is taken back some time after it has been told so, emptied or not, and another comes under its name."""
+        node = self._node()
+        life = node.life
+        node.observe(NodeLeaving(reason="a spot notice", leaves_at=node.clock() + 20.0, jobs=_jobs_on(node)))
+
+        def go() -> None:
+            if node.is_up and node.life == life:
+                self._fell(node)
+            self._for(0.5, 20.0, lambda: _boot(node))
+
+        self._for(0.0, 20.0, go)
 
     def flapping(self) -> None:
         """A node that comes and goes."""
@@ -164,6 +178,10 @@ class Harms:
         self.rng.choice(self.world.clocks).offset_s += self.rng.choice((-3600.0, -30.0, -3.0, 3.0, 30.0, 3600.0))
 
 
+def _jobs_on(node: Node) -> tuple[str, ...]:
+    return tuple(sorted({rank.job for rank in node.ranks}))
+
+
 def _boot(node: Node) -> None:
     if not node.is_up:
         node.begin_life()
@@ -174,7 +192,7 @@ HARMS: Mapping[str, Callable[[Harms], None]] = {
     name: getattr(Harms, name)
     for name in (
         *("crash", "exception", "stall", "deadly_batch", "wrong_batch", "curse", "cancel"),
-        *("broken_gpu", "gpu_fault", "node_death", "flapping", "partition"),
+        *("broken_gpu", "gpu_fault", "node_death", "notice", "flapping", "partition"),
         *("controller_crash", "recovery_crash", "health_crash", "store_away", "store_mumbles", "clock_step"),
     )
 }

@@ -101,7 +101,8 @@ class Training:
             batches = _together(job, [rank for _, _, rank in members])
             batch = batch_of(len(batches), members[0][2].skipped)
             if batch in self.deadly.get(job, ()):
-                for node, gpu, _ in members:
+                for node, gpu, rank in members:
+                    rank.batches = batches
                     node.fail(gpu, *NO_NUMBER)
                 return
             self._learn(job, generation, (*batches, batch), members)

@@ -48,6 +48,8 @@ class Witness:
         self.events.append(event)
         self.ids[event.id] += 1
         self.seen[type(event).__name__] += 1
+        if self._left(before):
+            self.seen["left as announced"] += 1
         if self.ids[event.id] > 1:
             raise Broken(f"{event.id} is journalled twice")
         if isinstance(event, JobSubmitted) and self.state.jobs[event.spec.job].submission == event.submission:
@@ -62,6 +64,10 @@ class Witness:
             raise Broken(wrong)
         if sum(plan.is_active for plan in self.state.plans.values()) > 1:
             raise Broken("two plans are under way at once")
+
+    def _left(self, before: ClusterState) -> bool:
+        """Whether a node that had announced its end is gone, with nothing lost."""
+        return any(node.has_left and not before.nodes[name].has_left for name, node in self.state.nodes.items())
 
     def _isolates_against_the_breaker(self, before: ClusterState, plan: Plan) -> str | None:
         """A plan that was made before the breaker tripped may still land; a person may let isolation pass."""

@@ -19,7 +19,7 @@ CAUGHT_WITHIN = 200
 ANSWERS = frozenset(
     {
         *("PlanDecided", "StepCompleted", "RecoveryCompleted", "BreakerTripped", "JobResumed", "NodeReleased", "NodeSettled"),
-        *("JobFinished", "JobCancelled", "RebalanceDue", "replica saved", "rank that lives on"),
+        *("JobFinished", "JobCancelled", "RebalanceDue", "left as announced", "replica saved", "rank that lives on"),
         *("plan with rewind", "plan with stop", "plan with hold"),
     }
 )

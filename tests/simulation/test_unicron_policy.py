@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from simulated import CLUSTER, JOBS, fault, job, trace
 
 from unicron_lib.domain.cluster import ClusterState, Node
-from unicron_lib.domain.events import NodeSuspected, PlanDecided
-from unicron_lib.domain.failures import DEFAULT_SEVERITY, DetectionMethod, ErrorKind
+from unicron_lib.domain.events import FailureDetected, NodeSuspected, PlanDecided
+from unicron_lib.domain.failures import DEFAULT_SEVERITY, DetectionMethod, ErrorKind, Failure
 from unicron_lib.domain.jobs import JobSpec, JobState
+from unicron_lib.domain.leave import LeaveAnnounced
 from unicron_lib.domain.plans import Assignment, Layout, Plan, PlanKind, Slot
 from unicron_lib.simulation import durations
 from unicron_lib.simulation.ablations import ABLATIONS, without_detection, without_multi_job, without_nearest_principle
@@ -23,7 +24,7 @@ from unicron_lib.simulation.generators import FIGURE_1, Episode, Hazard, Repair,
 from unicron_lib.simulation.invariants import broken
 from unicron_lib.simulation.ledger import Segment
 from unicron_lib.simulation.policy import Policy
-from unicron_lib.simulation.unicron import Unicron
+from unicron_lib.simulation.unicron import Unicron, node_name
 from unicron_lib.simulation.uses import Use
 from unicron_lib.simulation.workload import SimCluster
 
@@ -140,6 +141,22 @@ def test_a_preempted_node_is_lost_for_production() -> None:
     found = simulate(Unicron(), trace(fault(100.0, K.PREEMPTED, NODE_OF_A, repair_s=300.0)), CLUSTER, JOBS)
     assert len(found.faults) == 1
     assert trained(found, "a")[-1][0] < 140.0
+
+
+def test_production_in_virtual_time_empties_a_node_that_leaves_and_does_not_miss_it() -> None:
+    run = Unicron().start(CLUSTER, JOBS)
+    list(run.begin())
+    production, node = run.production, node_name(NODE_OF_A)
+    its = {"node": node, "boot": production.state.nodes[node].boot}
+    production.tell(LeaveAnnounced(id="leave", at=100.0, reason="a spot notice", leaves_at=220.0, **its))
+    plan = production.answer(101.0)
+    production.carried_out(plan, run.jobs, 130.0)
+    assert "a spot notice" in plan.reason
+    assert not production.state.jobs_on(node)
+    found = {"kind": K.NODE_LOST, "method": DetectionMethod.NODE_HEALTH, "seen_at": 225.0}
+    production.tell(FailureDetected(id="lost", at=225.0, failure=Failure(id="lost", **found, **its)))
+    assert production.answer(226.0) is None
+    assert not [it for it in production.state.incidents.values() if it.is_failure]
 
 
 def test_without_detection_a_collective_has_to_give_up() -> None:

@@ -20,6 +20,7 @@ from unicron_lib.domain.events import (
 )
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
 from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.domain.leave import LeaveAnnounced
 from unicron_lib.domain.plans import Plan
 from unicron_lib.domain.recovery import decide, on_event
 from unicron_lib.planning.planner import make_plan
@@ -54,6 +55,11 @@ class Scene:
     def suspect(self, node: str) -> None:
         boot = self.state.nodes[node].boot
         self.tell(NodeSuspected(id=self.new_id("suspect"), at=self.now, node=node, boot=boot, reason="closed"))
+
+    def leave(self, node: str, in_s: float = 120.0) -> None:
+        boot, told = self.state.nodes[node].boot, self.new_id("leave")
+        at = {"at": self.now, "leaves_at": self.now + in_s}
+        self.tell(LeaveAnnounced(id=told, node=node, boot=boot, reason="a spot interruption notice says terminate", **at))
 
     def submit(self, job: str, **keys: object) -> None:
         keys = {"min_gpus": 2, "throughput_flops": TABLE, **keys}

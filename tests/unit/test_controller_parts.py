@@ -209,13 +209,14 @@ async def test_nodes_of_the_journal_are_watched_from_the_start() -> None:
             ("s", NodeStatus.SUSPECT),
             ("l", NodeStatus.LOST),
             ("q", NodeStatus.QUARANTINED),
+            ("x", NodeStatus.LEAVING),
         )
     }
     assignment = Assignment(job="a", generation=3, layout=Layout(), slots=(Slot("r", 0),))
     jobs = {"a": JobState(spec=JobSpec(job="a"), status=JobStatus.RUNNING, generation=3, assignment=assignment)}
     controller = Controller(Recorder(FlakyJournal()))
     controller.remember(ClusterState(nodes=nodes, jobs=jobs))
-    assert set(controller.hub.nodes) == {"r", "s", "q"}, "a quarantined one can get lost, too"
+    assert set(controller.hub.nodes) == {"r", "s", "q", "x"}, "a quarantined one can get lost, too"
     assert controller.hub.nodes["s"].suspected
     assert controller.hub.nodes["r"].ranks == (RankInfo(job="a", generation=3, rank=0, pid=0, gpu=0),)
     assert not controller.hub.nodes["r"].contact.dialled

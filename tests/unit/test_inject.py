@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import psutil
@@ -318,7 +319,7 @@ class Kernel:
 
 def agent() -> tuple[Injection, Gpus, Kernel]:
     gpus, kernel = Gpus(), Kernel()
-    return Injection(node="n0", num_gpus=2, ranks=Ranks(), gpus=gpus, kernel=kernel), gpus, kernel
+    return Injection(node="n0", num_gpus=2, ranks=Ranks(), gpus=gpus, kernel=kernel, notices=None), gpus, kernel
 
 
 def test_faults_of_gpus_go_to_what_looks_at_them() -> None:
@@ -375,9 +376,17 @@ def test_a_text_that_makes_no_sense_is_refused(kind: str, text: str, told: str) 
         text_of(kind, text)
 
 
+def test_a_spot_notice_goes_to_what_looks_for_them() -> None:
+    seen = []
+    notices = SimpleNamespace(inject=seen.append)
+    injection = Injection(node="n0", num_gpus=0, ranks=Ranks(), gpus=None, kernel=None, notices=notices)
+    assert injection.carry_out(InjectFault(step="s", fault="spot-notice", amount=120.0)) == {}
+    assert seen == [120.0]
+
+
 def test_the_text_reaches_the_rank() -> None:
     ranks, orders = Ranks(), []
     ranks.add(Rank(job="a", generation=1, rank=2, gpu=0, process=None, orders=orders))
-    injection = Injection(node="n0", num_gpus=2, ranks=ranks, gpus=None, kernel=None)
+    injection = Injection(node="n0", num_gpus=2, ranks=ranks, gpus=None, kernel=None, notices=None)
     injection.carry_out(InjectFault(step="s", fault="exception", job="a", rank=2, text="KeyError: 'x'"))
     assert [(order.order, order.text) for order in orders] == [("raise", "KeyError: 'x'")]

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import logging
+import os
 import re
 import socket
 import sys
@@ -10,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unicron_lib.agent.access import read_token
-from unicron_lib.agent.daemon import AgentOptions, run_agent
+from unicron_lib.agent.daemon import LEAVE_S, AgentOptions, run_agent
 from unicron_lib.agent.environment import NodeFacts
 from unicron_lib.agent.gpus import gpu_model, num_devices
+from unicron_lib.agent.instance import AUTO, notices_from
 from unicron_lib.agent.kernel_log import KERNEL_LOG
 from unicron_lib.agent.rendezvous import RENDEZVOUS_TARGET
 from unicron_lib.agent.supervisor import RANK_TARGET
@@ -53,11 +55,30 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--preload", action="append", metavar="MODULE", help="what the fork server imports ahead")
     parser.add_argument("--rank-target", default=RANK_TARGET, metavar="MODULE:FUNCTION")
     parser.add_argument("--rendezvous-target", default=RENDEZVOUS_TARGET, metavar="MODULE:FUNCTION")
+    _add_watches(parser)
+    return parser
+
+
+def _add_watches(parser: argparse.ArgumentParser) -> None:
+    """What the agent looks at beside its ranks."""
     parser.add_argument(
         "--kernel-log",
         default=str(KERNEL_LOG),
         metavar="PATH",
         help="device, FIFO or file with the kernel's messages; `none`: they are not watched (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--spot-notices",
+        default=AUTO,
+        metavar="URL",
+        help="the metadata service that tells when this instance is taken back; `auto`: EC2's, on EC2; `off`: nobody is asked",
+    )
+    parser.add_argument(
+        "--leave-s",
+        type=float,
+        default=LEAVE_S,
+        metavar="SECONDS",
+        help="so long after SIGTERM the agent waits until its ranks are saved and let go (default: %(default)g)",
     )
     parser.add_argument(
         "--xid-repeats",
@@ -72,7 +93,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="within which it has them (default: %(default)g)",
     )
-    return parser
 
 
 def _agent_options(options: argparse.Namespace) -> AgentOptions:
@@ -80,6 +100,8 @@ def _agent_options(options: argparse.Namespace) -> AgentOptions:
         raise UserError(f"--node is {options.node!r}: a node's name has 1 to 63 letters, digits, dots, dashes and underscores")
     if options.num_gpus < 0:
         raise UserError(f"--num-gpus is {options.num_gpus}, it must not be negative")
+    if not options.leave_s >= 0:
+        raise UserError(f"--leave-s is {options.leave_s:g}, it must not be negative")
     devices = [name for _, name in socket.if_nameindex()]
     if options.interface and options.interface not in devices:
         raise UserError(f"--interface {options.interface}: there is no such device here, only {', '.join(devices)}")
@@ -107,6 +129,8 @@ def _agent_options(options: argparse.Namespace) -> AgentOptions:
         rendezvous_target=options.rendezvous_target,
         preload=preload,
         xid_rules=_xid_rules(options),
+        notices_from=notices_from(options.spot_notices, os.environ),
+        leave_s=options.leave_s,
         kernel_log=None if options.kernel_log == "none" else Path(options.kernel_log),
     )
 

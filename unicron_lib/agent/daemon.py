@@ -22,6 +22,8 @@ from unicron_lib.agent.forks import Forks
 from unicron_lib.agent.gpu_sight import GpuSight
 from unicron_lib.agent.injection import Injection
 from unicron_lib.agent.kernel_log import KERNEL_LOG, KernelLog
+from unicron_lib.agent.leave_messages import NodeLeaving
+from unicron_lib.agent.leaving import Leaving
 from unicron_lib.agent.memory import NodeMemory
 from unicron_lib.agent.messages import GpuFault, NodeNotice, RankResumed, RankStalled
 from unicron_lib.agent.oom import OomWatch
@@ -31,6 +33,7 @@ from unicron_lib.agent.pace_watch import PaceWatch, beat_directory
 from unicron_lib.agent.probe import GpuProbe
 from unicron_lib.agent.rank_socket import RankSocket
 from unicron_lib.agent.rendezvous import RENDEZVOUS_TARGET, RendezvousStores
+from unicron_lib.agent.spot_watch import SpotWatch
 from unicron_lib.agent.supervisor import RANK_TARGET, Supervisor
 from unicron_lib.agent.uplink import DeclaredLost, Uplink
 from unicron_lib.detection.xid import XidRules
@@ -38,13 +41,18 @@ from unicron_lib.errors import AgentError
 
 log = logging.getLogger(__name__)
 STOP_GRACE_S = 3.0
+LEAVE_S = 75.0
+"""With the time that ranks have to end, below systemd's TimeoutStopSec (90 s)."""
 LONGEST_DIRECTORY = 100
 """Bytes; a Unix socket's path has 107 at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOptions:
-    """How an agent runs. The targets are `module:function`; `preload` is what the fork server imports ahead."""
+    """How an agent runs. The targets are `module:function`; `preload` is what the fork server imports ahead.
+
+    `notices_from` is the metadata service that tells of the instance's end; asked to leave, its ranks have `leave_s`.
+    """
 
     facts: NodeFacts
     controller: str
@@ -54,6 +62,8 @@ class AgentOptions:
     preload: Sequence[str] = ("unicron_lib.training.rank",)
     kernel_log: Path | None = KERNEL_LOG
     xid_rules: XidRules = field(default_factory=XidRules)
+    notices_from: str | None = None
+    leave_s: float = LEAVE_S
 
 
 class Agent:
@@ -72,15 +82,7 @@ class Agent:
         )
         self._stores = RendezvousStores(facts=facts, forks=self._forks, directory=directory, target=options.rendezvous_target)
         self._socket = RankSocket(path=socket, ranks=self._supervisor.ranks, tell=self._supervisor.hear)
-        self._kernel = KernelLog(
-            source=options.kernel_log,
-            num_gpus=facts.num_gpus,
-            jobs=self._jobs_here,
-            life=lambda: self._outbox.boot,
-            tell=self._tell,
-            oom=self._oom.name,
-            rules=options.xid_rules,
-        )
+        self._kernel = self._kernel_log(options)
         self._gpus = GpuProbe(
             num_gpus=facts.num_gpus,
             has_gpus=facts.has_gpus,
@@ -96,6 +98,8 @@ class Agent:
             hear=self._socket.look,
             is_gpu_idle=self._gpus.is_idle,
         )
+        self._leaving, self._spot = self._ends_foreseen(options)
+        self._leave_s = options.leave_s
         self._fence = Fence()
         self._memory = NodeMemory(facts=facts, token=options.token, ranks=self._supervisor.ranks, fence=self._fence)
         self._uplink = Uplink(
@@ -106,6 +110,22 @@ class Agent:
             commands=self._commands(directory),
         )
         self._uplink.die = self._die
+
+    def _kernel_log(self, options: AgentOptions) -> KernelLog:
+        return KernelLog(
+            source=options.kernel_log,
+            num_gpus=options.facts.num_gpus,
+            jobs=self._jobs_here,
+            life=lambda: self._outbox.boot,
+            tell=self._tell,
+            oom=self._oom.name,
+            rules=options.xid_rules,
+        )
+
+    def _ends_foreseen(self, options: AgentOptions) -> tuple[Leaving, SpotWatch]:
+        supervisor, life = self._supervisor, lambda: self._outbox.boot
+        leaving = Leaving(ranks=supervisor.ranks, bell=supervisor.bell, life=life, jobs=self._jobs_here, tell=self._tell)
+        return leaving, SpotWatch(endpoint=options.notices_from, leaving=leaving, life=life, tell=self._tell)
 
     def _commands(self, directory: Path) -> Commands:
         return Commands(
@@ -125,33 +145,41 @@ class Agent:
             ranks=self._supervisor.ranks,
             gpus=self._gpus,
             kernel=self._kernel,
+            notices=self._spot,
         )
 
     @property
     def _looks(self) -> tuple[Callable[[], Awaitable[None]], ...]:
-        return self._gpus.run, self._kernel.run, self._pace.run, self._oom.run, self._memory.run
+        return self._gpus.run, self._kernel.run, self._pace.run, self._oom.run, self._memory.run, self._spot.run
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set; raises UserError for a wrong token. No process is left on return."""
+    async def run(self, stop: asyncio.Event, leave: asyncio.Event) -> None:
+        """Work until `stop` is set, or `leave` and the ranks are let go; raises UserError for a wrong token.
+
+        No process is left on return.
+        """
         await self._socket.start()
         self._uplink.memory_port = self._memory.start()
         self._forks.start()
         connected = asyncio.create_task(self._stay_connected())
-        stopped = asyncio.create_task(stop.wait())
+        ends = [asyncio.create_task(stop.wait()), asyncio.create_task(self._leave(leave))]
         watchers = [asyncio.create_task(self._watch(look)) for look in self._looks]
         try:
-            await asyncio.wait([connected, stopped], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([connected, *ends], return_when=asyncio.FIRST_COMPLETED)
         finally:
             await self._clear()
-            for task in (connected, stopped, *watchers):
+            for task in (connected, *ends, *watchers):
                 task.cancel()  # this says goodbye to the controller
-            await asyncio.wait([connected, stopped, *watchers])
+            await asyncio.wait([connected, *ends, *watchers])
             await self._forks.close()
             self._orphans.close()
             self._memory.close()
             await self._socket.close()
         if not connected.cancelled():
             connected.result()
+
+    async def _leave(self, asked: asyncio.Event) -> None:
+        await asked.wait()
+        await self._leaving.until_released(self._uplink, limit_s=self._leave_s)
 
     async def _stay_connected(self) -> None:
         """Join when ranks can be started at once: a job that moves here must not wait for imports."""
@@ -177,7 +205,7 @@ class Agent:
     def _jobs_here(self) -> tuple[str, ...]:
         return tuple(sorted({rank.job for rank in self._supervisor.ranks.alive}))
 
-    def _tell(self, news: GpuFault | NodeNotice | RankStalled | RankResumed) -> None:
+    def _tell(self, news: GpuFault | NodeNotice | NodeLeaving | RankStalled | RankResumed) -> None:
         self._outbox.add(news, at=time.time())
         self._supervisor.on_news(None)
 
@@ -192,14 +220,20 @@ class Agent:
 
 
 async def run_agent(options: AgentOptions) -> None:
-    """Run an agent until SIGTERM or SIGINT; raises UserError if it cannot work."""
+    """Run an agent until SIGINT, or SIGTERM and its ranks are let go; raises UserError if it cannot work."""
     directory = _private_directory(options.facts)
-    stop = asyncio.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    stop, leave = asyncio.Event(), asyncio.Event()
+
+    def on_sigterm() -> None:
+        """The second one is meant as SIGINT is."""
+        (stop if leave.is_set() else leave).set()
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, on_sigterm)
+    loop.add_signal_handler(signal.SIGINT, stop.set)
     try:
         with beat_directory(directory):
-            await Agent(options, directory).run(stop)
+            await Agent(options, directory).run(stop, leave)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -42,18 +42,35 @@ class InjectableKernel(Protocol):
         """Take in a line as if the kernel had written it."""
 
 
+class InjectableNotices(Protocol):
+    """What looks whether the instance is to be taken back, and can be made to see that it is."""
+
+    def inject(self, seconds: float) -> None:
+        """From now on the instance is to be taken back in so many seconds."""
+
+
 class Injection:
     """Does what an `InjectFault` asks for.
 
     What an agent does to itself, `node-loss` and `partition`, is its uplink's: the answer has to be sent before.
     """
 
-    def __init__(self, *, node: str, num_gpus: int, ranks: Ranks, gpus: InjectableGpus, kernel: InjectableKernel) -> None:
+    def __init__(
+        self,
+        *,
+        node: str,
+        num_gpus: int,
+        ranks: Ranks,
+        gpus: InjectableGpus,
+        kernel: InjectableKernel,
+        notices: InjectableNotices,
+    ) -> None:
         self._node = node
         self._num_gpus = num_gpus
         self._ranks = ranks
         self._gpus = gpus
         self._kernel = kernel
+        self._notices = notices
         self._links_flapped = 0
 
     def carry_out(self, command: InjectFault) -> dict[str, Scalar]:
@@ -66,6 +83,9 @@ class Injection:
                 return self._harm_gpu(fault, command)
             case "probe-hang":
                 self._gpus.hang(command.amount)
+                return {}
+            case "spot-notice":
+                self._notices.inject(command.amount)
                 return {}
             case "link-flap":
                 return self._flap_link()

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, TypeAdapter
 
 from unicron_lib.agent.inquiries import CheckNode, ReadLog
+from unicron_lib.agent.leave_messages import NodeLeaving
 from unicron_lib.agent.memory_messages import FetchMemory, FindMemory, ForgetMemory, SaveCheckpoint
 from unicron_lib.agent.rank_messages import NAN_STAYS_NAN, Progress, RankFailed, RankFinished
 from unicron_lib.detection.gpu import GpuFaultKind
@@ -19,7 +20,7 @@ from unicron_lib.domain.skipping import Ranges
 
 RankFault = Literal["crash", "oom", "exit", "hang", "slow", "exception", "nan", "spike", "corrupt"]
 GpuInjection = Literal["ecc", "xid", "nvlink", "row-remap", "gpu-lost"]
-Fault = Literal[RankFault, GpuInjection, "link-flap", "probe-hang", "node-loss", "partition"]
+Fault = Literal[RankFault, GpuInjection, "link-flap", "probe-hang", "node-loss", "partition", "spot-notice"]
 
 # --- agent -> controller ---------------------------------------------------------------------------------------------
 
@@ -115,7 +116,8 @@ class NodeNotice:
     type: Literal["node_notice"] = "node_notice"
 
 
-Body = RankExited | RankFailed | RankFinished | RankStalled | RankResumed | NodeUnreachable | GpuFault | NodeNotice
+OfNode = NodeUnreachable | GpuFault | NodeNotice | NodeLeaving
+Body = RankExited | RankFailed | RankFinished | RankStalled | RankResumed | OfNode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +142,7 @@ class Observation:
     @property
     def job(self) -> str | None:
         """The job that it is about, None for a node's."""
-        return None if isinstance(self.body, NodeUnreachable | GpuFault | NodeNotice) else self.body.job
+        return None if isinstance(self.body, OfNode) else self.body.job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +327,7 @@ class InjectFault:
     To GPU `gpu` of the node, as far as its probes can tell: `ecc`, `xid` (of the number `amount`), `nvlink`, `row-remap`,
     `gpu-lost`. To a port of the node, as far as the kernel's log tells: `link-flap`. To the process that asks the driver:
     `probe-hang` (no answer for `amount` seconds). To the agent: `node-loss`, `partition` (no word to or from the controller
-    for `amount` seconds).
+    for `amount` seconds), `spot-notice` (its instance is taken back in `amount` seconds).
     """
 
     step: str

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from unicron_lib.agent.messages import Body, GpuFault, NodeNotice, NodeUnreachable, Observation, from_agent
+from unicron_lib.agent.messages import Body, NodeNotice, Observation, OfNode, from_agent
 from unicron_lib.agent.rank_messages import RankFailed
 from unicron_lib.agent.spill import Spill
 
@@ -19,10 +19,8 @@ def speaker_of(body: Body) -> str:
     match body:
         case NodeNotice(code=code):
             return code
-        case GpuFault() | NodeUnreachable():
-            return body.type
         case _:
-            return f"{body.job}/{body.rank}"
+            return body.type if isinstance(body, OfNode) else f"{body.job}/{body.rank}"
 
 
 class Speaker:

@@ -56,6 +56,7 @@ class Uplink:
         self._commands = commands
         self._progress: dict[tuple[str, int], Progress] = {}
         self._news = asyncio.Event()
+        self._all_told = False
         self._dark_until = -math.inf
         self._link: ClientConnection | None = None
         self._told = ""
@@ -64,6 +65,16 @@ class Uplink:
         self._answering: set[asyncio.Task[None]] = set()
         self.die: Callable[[], None] = supervisor.kill_all
         supervisor.on_news = self._note
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a controller, as far as the connection tells."""
+        return self._link is not None
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether everything there was to tell is told, and no command is being carried out."""
+        return self._all_told and not self._answering
 
     async def run(self) -> None:
         """Stay connected until cancelled; raises UserError for a wrong token or URL, DeclaredLost."""
@@ -126,7 +137,10 @@ class Uplink:
             log.info("connected to the controller at %s", self._url)
             self._told, self._link = "", link
             self.reached.set()
-            await self._converse(link)
+            try:
+                await self._converse(link)
+            finally:
+                self._link, self._all_told = None, False
 
     async def _converse(self, link: ClientConnection) -> None:
         """Talk until the connection ends, which raises ConnectionClosed or TimeoutError, or until cancelled."""
@@ -179,6 +193,7 @@ class Uplink:
                 await self._send(link, latest)
             for observation in window.take():
                 await self._send(link, observation)
+            self._all_told = not self._news.is_set()
             await self._news.wait()
 
     async def _listen(self, link: ClientConnection, window: Window) -> None:
@@ -214,6 +229,7 @@ class Uplink:
     def _note(self, progress: Progress | None) -> None:
         if progress:
             self._progress[progress.job, progress.rank] = progress
+        self._all_told = False
         self._news.set()
 
     async def _send(self, link: ClientConnection, message: FromAgent) -> None:

@@ -49,6 +49,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "probe-hang": Kind(target="NODE", unit="number of seconds", amount=60.0, at_least=0.1),
         "node-loss": Kind(target="NODE"),
         "partition": Kind(target="NODE", unit="number of seconds", amount=30.0, at_least=0.1),
+        "spot-notice": Kind(target="NODE", unit="number of seconds", amount=120.0, at_least=1.0),
         STORE_DOWN: Kind(target="no target", unit="number of seconds", amount=10.0, at_least=0.1),
     }
 )

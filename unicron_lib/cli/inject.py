@@ -26,7 +26,8 @@ def inject(
         str,
         typer.Argument(
             help="To a rank: crash, oom, exit, hang, slow, exception, nan, spike, corrupt. "
-            "To a GPU: ecc, xid, nvlink, row-remap, gpu-lost. To a node: link-flap, probe-hang, node-loss, partition. "
+            "To a GPU: ecc, xid, nvlink, row-remap, gpu-lost. "
+            "To a node: link-flap, probe-hang, node-loss, partition, spot-notice. "
             "To the object store: store-down."
         ),
     ],
@@ -36,7 +37,7 @@ def inject(
         typer.Option(
             help="exit: its code (1); slow: how many times as long (2); xid: its number (79); "
             f"spike: iterations of a wrong gradient ({SPIKE_ITERATIONS:g}); "
-            "probe-hang, partition, store-down: seconds (60, 30, 10).",
+            "probe-hang, partition, spot-notice, store-down: seconds (60, 30, 120, 10).",
             show_default=False,
         ),
     ] = None,

@@ -94,7 +94,10 @@ def _live(target: Target) -> "dict[str, JobProgress]":
 
 
 def node_rows(state: "ClusterState") -> list[dict[str, Any]]:
-    """A row a node."""
+    """A row a node; `until` is when a node that leaves is gone."""
+    from unicron_lib.domain.cluster import NodeStatus
+    from unicron_lib.report import clock
+
     held: dict[str, list[str]] = {}
     for name, job in state.jobs.items():
         for node in job.nodes:
@@ -106,6 +109,7 @@ def node_rows(state: "ClusterState") -> list[dict[str, Any]]:
             "gpus": node.num_gpus,
             "address": node.address,
             "jobs": ", ".join(sorted(held.get(name, []))),
+            "until": f"{clock(node.leaves_at)} UTC" if node.status is NodeStatus.LEAVING else "",
             "reason": node.reason,
             "notes": "; ".join(f"{code}: {text}" for code, text in sorted(node.notes.items())),
         }

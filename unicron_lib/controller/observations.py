@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
 
+from unicron_lib.agent.leave_messages import NodeLeaving
 from unicron_lib.agent.messages import GpuFault, NodeUnreachable, Observation
 
 REMEMBERED_IDS = 20_000
@@ -80,7 +81,7 @@ class PendingObservations:
 
 def concerns(observation: Observation, job: str) -> bool:
     """Whether the health task of `job` has to see the observation."""
-    if isinstance(observation.body, NodeUnreachable | GpuFault):
+    if isinstance(observation.body, NodeUnreachable | GpuFault | NodeLeaving):
         return job in observation.body.jobs
     return observation.job == job
 

@@ -28,7 +28,7 @@ from unicron_lib.domain.flapping import snooze_until
 
 log = logging.getLogger(__name__)
 SNOOZE_S = 600.0
-WATCHED = frozenset({NodeStatus.READY, NodeStatus.SUSPECT, NodeStatus.SNOOZED, NodeStatus.QUARANTINED})
+WATCHED = frozenset({NodeStatus.READY, NodeStatus.SUSPECT, NodeStatus.SNOOZED, NodeStatus.LEAVING, NodeStatus.QUARANTINED})
 
 
 class Controller:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import assert_never
 
+from unicron_lib.agent.leave_messages import NodeLeaving
 from unicron_lib.agent.messages import GpuFault, NodeNotice, NodeUnreachable, Observation, RankExited, RankResumed, RankStalled
 from unicron_lib.agent.rank_messages import RankFailed, RankFinished
 from unicron_lib.detection.exceptions import kind_of_exception, kind_of_text
@@ -29,7 +30,7 @@ def classify(observation: Observation) -> Failure | None:
             kind = ErrorKind.NCCL_TIMEOUT if body.section == COLLECTIVE else ErrorKind.TASK_HANG
             failure = _of_rank(observation, body, kind, DetectionMethod.STATISTICS, _stall_text(body))
             return replace(failure, not_before=observation.at + body.wait_s)
-        case RankFinished() | RankResumed() | NodeNotice():
+        case RankFinished() | RankResumed() | NodeNotice() | NodeLeaving():
             return None
         case _:
             assert_never(observation.body)

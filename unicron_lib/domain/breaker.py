@@ -9,6 +9,7 @@ from unicron_lib.domain.judging import Policy, Verdict
 FEW = 2
 """So many nodes are needed to trip it: in the smallest cluster, too, one that is broken is isolated."""
 USABLE = frozenset({NodeStatus.READY, NodeStatus.SUSPECT, NodeStatus.SNOOZED})
+OUT = frozenset({NodeStatus.QUARANTINED, NodeStatus.LOST, NodeStatus.LEAVING})
 
 
 def trips_breaker(state: ClusterState, verdicts: Mapping[str, Verdict], now: float, policy: Policy) -> str | None:
@@ -43,7 +44,7 @@ def _isolated_of_late(state: ClusterState, now: float, policy: Policy) -> set[st
 
 def _was_usable(node: Node, now: float, policy: Policy) -> bool:
     """Whether ranks could have been on the node within the window, the breaker's only yardstick."""
-    out_of_late = node.status in {NodeStatus.QUARANTINED, NodeStatus.LOST} and now - node.since < policy.breaker_window_s
+    out_of_late = node.status in OUT and now - node.since < policy.breaker_window_s
     return out_of_late or node.status in USABLE
 
 
@@ -52,10 +53,13 @@ def _is_most(part: int, whole: int, policy: Policy) -> bool:
 
 
 def _too_many_lost(state: ClusterState, verdicts: Mapping[str, Verdict], now: float, policy: Policy) -> str | None:
-    """Nodes that are lost cannot be used, whatever is believed; but a person is told, and no more are taken out."""
+    """Nodes that are lost cannot be used, whatever is believed; but a person is told, and no more are taken out.
+
+    Who has left as announced is no sign of anything.
+    """
     if state.breaker_since is not None:
         return None
-    away = {node.id: node.since for node in state.nodes.values() if node.status is NodeStatus.LOST}
+    away = {node.id: node.since for node in state.nodes.values() if node.status is NodeStatus.LOST and not node.has_left}
     incidents = (state.incidents[name] for name in verdicts)
     newest = max((away[it.node] for it in incidents if it.kind == ErrorKind.NODE_LOST and it.node in away), default=0.0)
     together = sorted(node for node, since in away.items() if 0 <= newest - since < policy.together_s)

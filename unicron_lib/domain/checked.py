@@ -25,3 +25,6 @@ class LaunchChecked:
     jobs: tuple[str, ...]
     told: str
     type: Literal["launch_checked"] = "launch_checked"
+
+
+Checked = NodesChecked | LaunchChecked

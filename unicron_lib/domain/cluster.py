@@ -8,18 +8,22 @@ from unicron_lib.domain.diagnosed import IncidentDiagnosed
 from unicron_lib.domain.events import Scalar
 from unicron_lib.domain.failures import ErrorKind, Failure, Severity, root_cause
 from unicron_lib.domain.jobs import ENDED, JobState
-from unicron_lib.domain.plans import Plan, Slot
+from unicron_lib.domain.plans import Plan, Slot, StepKind
 
 MAX_FAILURES = 64
 """So many failures of an incident are kept, the root cause and the newest, and the stall of each rank; all are counted."""
 
 
 class NodeStatus(StrEnum):
-    """READY nodes take ranks; a SUSPECT one is silent, but not judged yet; a SNOOZED one comes and goes too often."""
+    """READY nodes take ranks; a SUSPECT one is silent, but not judged yet; a SNOOZED one comes and goes too often.
+
+    A LEAVING one has announced the end of its present life: its jobs move while it is still there.
+    """
 
     READY = "ready"
     SUSPECT = "suspect"
     SNOOZED = "snoozed"
+    LEAVING = "leaving"
     LOST = "lost"
     QUARANTINED = "quarantined"
 
@@ -35,6 +39,7 @@ class Node:
     Nodes of one `pool` are alike: of one instance type, on demand or spot. A job uses one pool.
     `losses` are the times at which it was lost within the last hour; a SNOOZED one gets no ranks before `snoozed_until`.
     `notes` are what a person should know about its present life: code and text; `checked_at` is when it passed a node check.
+    A LEAVING one is gone by `leaves_at`; a LOST one that `has_left` had announced it, and took nothing with it.
     """
 
     id: str
@@ -50,6 +55,8 @@ class Node:
     losses: tuple[float, ...] = ()
     snoozed_until: float = 0.0
     checked_at: float = 0.0
+    leaves_at: float = 0.0
+    has_left: bool = False
     notes: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -161,6 +168,11 @@ class PlanState:
         """Whether its steps are still to be carried out."""
         return self.finished_at is None and self.superseded_by is None
 
+    @property
+    def drained(self) -> frozenset[str]:
+        """The jobs whose ranks have parted from where they were, with their work safe."""
+        return frozenset(step.job for step in self.plan.steps if step.kind is StepKind.DRAIN and step.id in self.results)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
@@ -196,6 +208,13 @@ class ClusterState:
     def jobs_on(self, node: str) -> tuple[str, ...]:
         """The jobs that train on the node."""
         return tuple(sorted(name for name, job in self.jobs.items() if node in job.nodes and job.status not in ENDED))
+
+    def is_emptied(self, node: str) -> bool:
+        """Whether nothing is lost with the node: the work of all jobs on it is safe, and the plan under way uses it no more."""
+        active = self.active_plan
+        drained = active.drained if active else frozenset()
+        used = {slot.node for it in active.plan.assignments for slot in it.slots} if active else set()
+        return node not in used and drained.issuperset(self.jobs_on(node))
 
     @property
     def active_plan(self) -> PlanState | None:

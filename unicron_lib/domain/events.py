@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from unicron_lib.domain.checked import LaunchChecked, NodesChecked
+from unicron_lib.domain.checked import Checked
 from unicron_lib.domain.diagnosed import IncidentDiagnosed
 from unicron_lib.domain.failures import Failure
 from unicron_lib.domain.jobs import JobSpec
+from unicron_lib.domain.leave import LeaveAnnounced
 from unicron_lib.domain.plans import Plan
 from unicron_lib.domain.rank_done import RankDone
 
@@ -325,8 +326,8 @@ Event = (
     | NodeQuarantined
     | NodeSettled
     | NodeNoted
-    | NodesChecked
-    | LaunchChecked
+    | LeaveAnnounced
+    | Checked
     | JobResumed
     | StragglerDetected
     | StragglerCleared

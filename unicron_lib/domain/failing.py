@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from unicron_lib.domain.budget import failed, forgiven
-from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus, NodeStatus
+from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus, Node, NodeStatus
 from unicron_lib.domain.diagnosed import IncidentDiagnosed
 from unicron_lib.domain.events import FailureDetected, FaultInjected, IncidentDismissed, JobResumed
 from unicron_lib.domain.failures import ErrorKind, Failure, Severity
@@ -64,6 +64,9 @@ def _of_node(state: ClusterState, failure: Failure, at: float) -> ClusterState:
     jobs = state.jobs_on(node.id)
     if node.status in {NodeStatus.LOST, NodeStatus.QUARANTINED}:
         return _counted(state, (i for i in _failures(state) if i.node == node.id and _is_recent(i, at)))
+    if failure.kind is ErrorKind.NODE_LOST and has_left_empty(state, node):
+        reason = f"left as announced: {node.reason}"
+        return state.with_node(replace(node, status=NodeStatus.LOST, since=at, reason=reason, has_left=True))
     if failure.kind is ErrorKind.NODE_LOST:
         losses = losses_until(node, at)
         lost = replace(node, status=NodeStatus.LOST, since=at, reason=failure.evidence, losses=losses)
@@ -75,6 +78,11 @@ def _of_node(state: ClusterState, failure: Failure, at: float) -> ClusterState:
     if known:
         return _counted(state, known)
     return _cause(state, opened_by(failure, jobs, at))
+
+
+def has_left_empty(state: ClusterState, node: Node) -> bool:
+    """Whether the end of the node's life is what was announced, and takes nothing with it."""
+    return node.status is NodeStatus.LEAVING and state.is_emptied(node.id)
 
 
 def _joining(state: ClusterState, failure: Failure, jobs: tuple[str, ...], at: float) -> Incident | None:

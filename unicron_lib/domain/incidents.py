@@ -16,9 +16,10 @@ from unicron_lib.domain.events import (
     RebalanceDue,
 )
 from unicron_lib.domain.failures import Failure, root_cause
+from unicron_lib.domain.leave import LeaveAnnounced
 from unicron_lib.domain.plans import content_id
 
-NodesChange = NodeJoined | NodeCleared | NodeReleased | NodeSettled | NodeQuarantined
+NodesChange = NodeJoined | NodeCleared | NodeReleased | NodeSettled | NodeQuarantined | LeaveAnnounced
 FAULT_AGE_S = 300.0
 """An injected fault that nobody noticed for longer explains nothing."""
 
@@ -119,7 +120,7 @@ def without_hold(state: ClusterState, which: Callable[[Incident], bool]) -> Clus
 
 def with_claimed_fault(state: ClusterState, incident: Incident) -> ClusterState:
     """The injected fault that explains an incident is the zero of its clock, and of no later one's."""
-    named = {f"{f.job}/{f.rank}" if f.job else str(f.node) for f in incident.failures}
+    named = {f"{f.job}/{f.rank}" if f.job else str(f.node) for f in incident.failures} or {str(incident.node)}
     fresh = {target: at for target, at in state.faults.items() if target in named and at >= incident.opened_at - FAULT_AGE_S}
     if incident.fault_at is None and fresh:
         target, at = max(fresh.items(), key=lambda item: item[1])

@@ -22,9 +22,11 @@ from unicron_lib.domain.job_life import (
     throughput_measured,
 )
 from unicron_lib.domain.launch_checks import launch_checked, nodes_checked
+from unicron_lib.domain.leave import LeaveAnnounced
 from unicron_lib.domain.nodes import (
     breaker_reset,
     breaker_tripped,
+    leave_announced,
     node_cleared,
     node_joined,
     node_noted,
@@ -44,6 +46,7 @@ FOLDS: Mapping[type[e.Event], Callable[[ClusterState, Any], ClusterState]] = Map
         e.NodeQuarantined: node_quarantined,
         e.NodeSettled: node_settled,
         e.NodeNoted: node_noted,
+        LeaveAnnounced: leave_announced,
         NodesChecked: nodes_checked,
         LaunchChecked: launch_checked,
         e.FailureDetected: failure_detected,

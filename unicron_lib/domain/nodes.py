@@ -14,9 +14,10 @@ from unicron_lib.domain.events import (
     NodeSettled,
     NodeSuspected,
 )
-from unicron_lib.domain.failing import record
+from unicron_lib.domain.failing import has_left_empty, record
 from unicron_lib.domain.failures import DetectionMethod, ErrorKind, Failure
-from unicron_lib.domain.incidents import planned_change, reopened, without_hold
+from unicron_lib.domain.incidents import planned_change, reopened, with_claimed_fault, without_hold
+from unicron_lib.domain.leave import LeaveAnnounced
 from unicron_lib.domain.plans import PlanKind
 
 
@@ -38,7 +39,7 @@ def node_joined(state: ClusterState, event: NodeJoined) -> ClusterState:
     if before and before.status is NodeStatus.QUARANTINED:  # a new agent does not mend the hardware
         kept = replace(node, status=before.status, since=before.since, reason=before.reason, losses=before.losses)
         return state.with_node(kept)
-    if before and before.status is not NodeStatus.LOST:
+    if before and before.status is not NodeStatus.LOST and not has_left_empty(state, before):
         state = record(state, _lost_unnoticed(before, event), event.at)
     node = replace(node, losses=state.nodes[node.id].losses if before else ())
     if event.snoozed_until > event.at:
@@ -61,6 +62,16 @@ def _lost_unnoticed(before: Node, event: NodeJoined) -> Failure:
 def _snoozed(node: Node, until: float) -> Node:
     reason = f"lost {len(node.losses)} times within an hour: it has to stay for {until - node.since:.0f} s before it gets ranks"
     return replace(node, status=NodeStatus.SNOOZED, snoozed_until=until, reason=reason)
+
+
+def leave_announced(state: ClusterState, event: LeaveAnnounced) -> ClusterState:
+    """Its jobs leave it, as planned. Who is lost or isolated has none; the first word of a life holds."""
+    node = state.nodes.get(event.node)
+    if node is None or node.boot != event.boot or node.status in {NodeStatus.LOST, NodeStatus.QUARANTINED, NodeStatus.LEAVING}:
+        return state
+    leaving = replace(node, status=NodeStatus.LEAVING, since=event.at, reason=event.reason, leaves_at=event.leaves_at)
+    incident = replace(planned_change(event, node=node.id), jobs=state.jobs_on(node.id))
+    return with_claimed_fault(state.with_node(replace(leaving, snoozed_until=0.0)), incident)
 
 
 def node_released(state: ClusterState, event: NodeReleased) -> ClusterState:

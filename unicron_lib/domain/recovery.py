@@ -1,6 +1,7 @@
 """The core of the recovery: what to do about what has happened. Pure; the time is an argument, each answer has a reason."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from unicron_lib.domain.actions import Action, Continue, Dismiss, Respond, Rest, TripBreaker, Wait
 from unicron_lib.domain.breaker import trips_breaker
@@ -11,6 +12,7 @@ from unicron_lib.domain.jobs import ENDED
 from unicron_lib.domain.journal import fold
 from unicron_lib.domain.judging import DEFAULT_POLICY, Policy, Verdict, judge
 from unicron_lib.domain.launch_checks import check_before_launch
+from unicron_lib.domain.leave import ANNOUNCED
 from unicron_lib.domain.plans import PlanKind
 from unicron_lib.domain.rewinding import rewinds
 
@@ -24,8 +26,8 @@ def on_event(state: ClusterState, event: Event, policy: Policy = DEFAULT_POLICY)
 def decide(state: ClusterState, now: float, policy: Policy = DEFAULT_POLICY) -> Action:
     """What to do at `now` (epoch seconds).
 
-    An unfinished plan goes on unless a new failure touches it. What calls for nothing is dismissed. Restarts (SEV2, SEV3)
-    go first and alone: they need no allocation. Everything else that is open shares one new allocation.
+    An unfinished plan goes on unless a new failure, or a node that leaves, touches it. What calls for nothing is dismissed.
+    Restarts (SEV2, SEV3) go first and alone: they need no allocation. Everything else that is open shares one new allocation.
     """
     active = state.active_plan
     failures = [incident for incident in state.open_incidents if incident.is_failure]
@@ -63,7 +65,8 @@ def _allocate(
     if not ready and newest <= now < newest + policy.settle_s:
         return Wait(until=newest + policy.settle_s, reason="more changes may follow at once")
     check = check_before_launch(state, now, policy.launch_check_s)
-    if check and not any(incident.jobs for incident in ready):  # a failure that concerns a job waits for nothing
+    pressing = (*ready, *filter(_is_leave, planned))
+    if check and not any(incident.jobs for incident in pressing):  # what concerns a job that trains waits for nothing
         return Wait(until=check.until, reason=f"{', '.join(check.nodes)} are checked before {', '.join(check.jobs)} starts")
     return _reallocate(state, [*ready, *planned], verdicts)
 
@@ -72,10 +75,12 @@ def _under_way(state: ClusterState, active: PlanState, failures: Sequence[Incide
     plan = active.plan
     jobs = {step.job for step in plan.steps}
     nodes = {node for step in plan.steps for node in step.nodes}
-    touching = [incident for incident in failures if incident.node in nodes or jobs & set(incident.jobs)]
+    touching = [incident for incident in failures if _touches(incident, jobs, nodes)]
+    leaves = [incident for incident in state.open_incidents if _is_leave(incident)]
+    leaves_it = any(_touches(incident, jobs, nodes) for incident in leaves)
     found = {i.id: judge(state, i, now) for i in touching if not _too_early(state, i, now, policy)}
     verdicts = {name: verdict for name, verdict in found.items() if not verdict.dismiss}  # those can wait
-    if not verdicts:
+    if not verdicts and not leaves_it:
         return Continue(plan=plan.id, reason=f"plan {plan.id} is under way")
     others = {i.id: judge(state, i, now) for i in failures if i not in touching and not _too_early(state, i, now, policy)}
     verdicts |= {name: verdict for name, verdict in others.items() if not verdict.dismiss}  # else they might wait for ever
@@ -83,9 +88,17 @@ def _under_way(state: ClusterState, active: PlanState, failures: Sequence[Incide
         return TripBreaker(reason=tripped)
     concerned = [state.incidents[name] for name in (*plan.incidents, *verdicts)]
     grave = any(verdict.severity is Severity.SEV1 or verdict.stop for verdict in verdicts.values())
-    if plan.kind is PlanKind.REALLOCATE or grave:
-        return _reallocate(state, concerned, verdicts, supersedes=plan.id)
+    if plan.kind is PlanKind.REALLOCATE or grave or leaves_it:
+        return _reallocate(state, [*concerned, *leaves], verdicts, supersedes=plan.id)
     return _restart(state, concerned, verdicts, supersedes=plan.id)
+
+
+def _is_leave(incident: Incident) -> bool:
+    return incident.kind == ANNOUNCED
+
+
+def _touches(incident: Incident, jobs: AbstractSet[str], nodes: AbstractSet[str]) -> bool:
+    return incident.node in nodes or bool(jobs & set(incident.jobs))
 
 
 def _too_early(state: ClusterState, incident: Incident, now: float, policy: Policy) -> Wait | None:
@@ -130,7 +143,7 @@ def _restart(
 def _reallocate(
     state: ClusterState, incidents: Sequence[Incident], verdicts: Mapping[str, Verdict], supersedes: str | None = None
 ) -> Respond:
-    reasons = [verdicts[i.id].reason if i.id in verdicts else _planned_reason(i) for i in incidents]
+    reasons = [verdicts[i.id].reason if i.id in verdicts else _planned_reason(state, i) for i in incidents]
     faulted = {job for i in incidents if i.is_failure for job in i.jobs}
     return Respond(
         kind=PlanKind.REALLOCATE,
@@ -145,7 +158,10 @@ def _reallocate(
     )
 
 
-def _planned_reason(incident: Incident) -> str:
+def _planned_reason(state: ClusterState, incident: Incident) -> str:
+    node = state.nodes.get(incident.node or "")
+    if _is_leave(incident) and node and node.status is NodeStatus.LEAVING:
+        return f"{node.id} leaves: {node.reason}"
     who = incident.node or ", ".join(incident.jobs)
     found = f" ({incident.launch_check})" if incident.launch_check else ""
     return f"{incident.kind.replace('_', ' ')}: {who}{found}"

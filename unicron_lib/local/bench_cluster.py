@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -57,6 +58,7 @@ class BenchCluster:
         self.kernel_log.touch()
         self.client = ControllerClient(f"http://127.0.0.1:{self._port}", token)
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._agents: list[subprocess.Popen[bytes]] = []
         self._bell = Bell()
         self._collecting: asyncio.Task[None] | None = None
 
@@ -73,6 +75,7 @@ class BenchCluster:
     ) -> dict[str, subprocess.Popen[bytes]]:
         """Start the agents of new nodes; returns once all have joined. Raises BenchFailed."""
         agents = {node: self._start_agent(node, num_gpus, rank_target) for node in nodes}
+        self._agents += agents.values()
         for node, agent in agents.items():
 
             async def joined(node: str = node, agent: subprocess.Popen[bytes] = agent) -> bool:
@@ -139,8 +142,8 @@ class BenchCluster:
             self._collecting.cancel()
             await asyncio.gather(self._collecting, return_exceptions=True)
         await self.client.aclose()
-        for process in self._processes:
-            process.terminate()
+        for process in self._processes:  # agents would wait, on SIGTERM, until their jobs have moved
+            process.send_signal(signal.SIGINT if process in self._agents else signal.SIGTERM)
         await asyncio.to_thread(sweep, self._mark, grace_s=GRACE_S)
         for process in self._processes:
             process.wait()
@@ -158,6 +161,7 @@ class BenchCluster:
             *("--controller", f"ws://127.0.0.1:{self._port}/v1/agents", "--token-file", str(self._token_file)),
             *("--node", node, "--address", "127.0.0.1", "--num-gpus", str(num_gpus), "--interface", "lo"),
             *("--run-dir", str(self.directory / "run"), "--rank-target", rank_target, "--kernel-log", str(self.kernel_log)),
+            *("--spot-notices", "off"),
         )
 
     def _log(self, name: str) -> Path:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -90,12 +91,14 @@ class LocalCluster:
         if self._keeper:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
-        everyone = [*self._agents.values(), *(process for _, process in self._control.values())]
-        for process in everyone:
+        control = [process for _, process in self._control.values()]
+        for process in self._agents.values():
+            process.send_signal(signal.SIGINT)  # on SIGTERM they would wait until their jobs have moved
+        for process in control:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
         await asyncio.to_thread(sweep, self.site.cluster_id, grace_s=5.0)
-        for process in everyone:
+        for process in (*self._agents.values(), *control):
             process.wait()
 
     def _start_control(self, program: Program) -> None:

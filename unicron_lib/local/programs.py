@@ -36,7 +36,7 @@ def agent_program(site: Site, node: str) -> Program:
         *("--token-file", str(site.token_file), "--node", node, "--address", site.address(node)),
         *("--num-gpus", str(site.gpus_per_node), "--run-dir", str(site.run_dir), "--interface", "lo"),
         *(("--imagined-gpus",) if site.gpus_per_node > num_devices() else ()),  # every node counts the same few
-        *("--kernel-log", "none"),  # what happens to this machine would happen to every node
+        *("--kernel-log", "none", "--spot-notices", "off"),  # what happens to this machine would happen to every node
     )
 
 

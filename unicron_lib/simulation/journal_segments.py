@@ -8,6 +8,7 @@ from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus, N
 from unicron_lib.domain.events import Event, StepCompleted
 from unicron_lib.domain.jobs import JobState
 from unicron_lib.domain.journal import fold
+from unicron_lib.domain.leave import ANNOUNCED
 from unicron_lib.domain.plans import Plan, PlanKind, StepKind
 from unicron_lib.planning import throughput
 from unicron_lib.planning.layout_choice import Choice
@@ -90,22 +91,23 @@ class _Reader:
         return next((i for i in open_ones if not i.is_only_symptoms), None)
 
     def _cause(self, plan: Plan) -> str:
-        """The failure that the plan answers, else the one after which a node is back."""
+        """The failure that the plan answers, else the node that leaves, or the loss after which one is back."""
         incidents = [self.state.incidents[name] for name in plan.incidents]
         failures = [incident.id for incident in incidents if incident.is_failure]
-        returns = [self._failure_of(incident.node) for incident in incidents if incident.node]
+        returns = [self._loss_of(incident.node) for incident in incidents if incident.node]
         return next((cause for cause in (*failures, *returns) if cause), "")
 
-    def _failure_of(self, node: str) -> str:
-        """The newest failure of a node."""
-        incidents = (incident for incident in self.state.incidents.values() if incident.node == node and incident.is_failure)
+    def _loss_of(self, node: str) -> str:
+        """The newest failure of a node, or the announcement that it leaves."""
+        own = (incident for incident in self.state.incidents.values() if incident.node == node)
+        incidents = (incident for incident in own if incident.is_failure or incident.kind == ANNOUNCED)
         newest = max(incidents, key=lambda incident: incident.opened_at, default=None)
         return newest.id if newest else ""
 
     def _watch(self, node: Node, at_s: float) -> None:
         known = self.outages.get(node.id)
         if node.status in OUT and known is None:
-            self.outages[node.id] = (at_s, self._failure_of(node.id), node.num_gpus)
+            self.outages[node.id] = (at_s, self._loss_of(node.id), node.num_gpus)
         elif node.status not in OUT and known:
             since_s, cause, num_gpus = self.outages.pop(node.id)
             self.ledger.out_of_use(num_gpus, since_s, at_s, cause)

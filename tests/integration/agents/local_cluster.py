@@ -51,6 +51,7 @@ class LocalCluster:
         self.store_url = f"file://{directory}/store"
         create_store(self.store_url)
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.agents: list[subprocess.Popen[bytes]] = []
         s = "s" if certificate else ""
         self.agents_url = f"ws{s}://127.0.0.1:{self.port}/v1/agents"
         self.client = ControllerClient(f"http{s}://127.0.0.1:{self.port}", self.token)
@@ -73,14 +74,16 @@ class LocalCluster:
         return process
 
     def start_agent(self, node: str = "n0", *more: str, token_file: Path | None = None) -> subprocess.Popen[bytes]:
-        return self._start(
+        agent = self._start(
             node,
             "unicron_lib.agent",
             *("--controller", self.agents_url, "--token-file", str(token_file or self.token_file)),
             *("--node", node, "--address", "127.0.0.1", "--num-gpus", "2", "--run-dir", str(self.directory / "run")),
             *("--interface", "lo", "--rank-target", "fake_rank:main", "--rendezvous-target", "fake_rank:rendezvous"),
-            *("--imagined-gpus", "--kernel-log", "none", *more),
+            *("--imagined-gpus", "--kernel-log", "none", "--spot-notices", "off", *more),
         )
+        self.agents.append(agent)
+        return agent
 
     async def node(self, name: str = "n0", **wanted: object) -> NodeView:
         """The node once it is connected and has the `wanted` attributes."""
@@ -115,7 +118,7 @@ class LocalCluster:
         for process in self.processes:
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGCONT)
-            process.terminate()
+            process.send_signal(signal.SIGINT if process in self.agents else signal.SIGTERM)
         for process in self.processes:
             try:
                 process.wait(DEADLINE_S)

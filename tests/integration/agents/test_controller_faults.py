@@ -98,7 +98,7 @@ async def test_an_agent_stops_although_its_controller_dies_at_the_same_moment(cl
     controller, agent = cluster.processes
     await cluster.launch("step")
     controller.kill()
-    agent.terminate()
+    agent.send_signal(signal.SIGINT)
     assert agent.wait(20) == 0
 
 
@@ -107,7 +107,7 @@ async def test_a_stopped_agent_leaves_no_process(cluster: LocalCluster) -> None:
     await cluster.launch("step")
     below = descendants(agent)
     assert len(below) == 3
-    agent.terminate()
+    agent.send_signal(signal.SIGINT)
     assert agent.wait(20) == 0
     assert await _all_gone(below)
     assert await cluster.client.observations() == ()

@@ -1,5 +1,6 @@
 """A real agent on a stand-in for NVIDIA's library: what its GPUs suffer arrives at the controller, once."""
 
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -117,7 +118,7 @@ async def test_a_driver_that_hangs_takes_only_the_watching(cluster: LocalCluster
     await cluster.launch(node="n1", ranks=1)
     assert (await cluster.node("n1")).verdict == "alive"
     assert await cluster.client.observations() == (hung,)
-    agent.terminate()
+    agent.send_signal(signal.SIGINT)
     assert agent.wait(20) == 0
 
 

@@ -62,6 +62,6 @@ async def test_pages_are_gone_with_their_agent(cluster: LocalCluster) -> None:
 
     await eventually(pages, "each rank has made its page")
     place = link.resolve()
-    agent.terminate()
+    agent.send_signal(signal.SIGINT)
     agent.wait(20)
     assert not place.exists()

@@ -45,7 +45,7 @@ class Node:
 
 WAYS = {
     "killed": Way(lambda node: node.agent.kill(), "its connection ended without a goodbye", survives=False),
-    "terminated": Way(lambda node: node.agent.terminate(), "its agent stopped and said goodbye", survives=False),
+    "stopped": Way(lambda node: node.agent.send_signal(signal.SIGINT), "its agent stopped and said goodbye", survives=False),
     "frozen": Way(lambda node: node.agent.send_signal(signal.SIGSTOP), "its connection is open, but", survives=True),
     "swallowed": Way(lambda node: node.proxy.swallow(), "its connection is open, but", survives=True),
     "reset": Way(lambda node: node.proxy.reset(), "its connection was reset", survives=True),
@@ -84,7 +84,7 @@ async def test_a_node_that_is_gone_is_lost(node: Node, way: str) -> None:
     lost = await node.lost()
     log.warning("%s: lost after %.2f s: %s", way, time.monotonic() - struck_at, lost.body.reason)
     assert how.words in lost.body.reason
-    assert lost.body.jobs == (() if way == "terminated" else (f"job-{node.name}",)), "an agent that stops ends its ranks"
+    assert lost.body.jobs == (() if way == "stopped" else (f"job-{node.name}",)), "an agent that stops ends its ranks"
     await node.cluster.client.acknowledge([lost.id])
     if how.survives:
         node.agent.send_signal(signal.SIGCONT)
