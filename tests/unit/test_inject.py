@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from unicron_lib.adapters.files import FileStore
+from unicron_lib.agent.fault_messages import Fault, InjectFault
 from unicron_lib.agent.injection import Injection, xid_line
-from unicron_lib.agent.messages import Fault, InjectFault, Reply
+from unicron_lib.agent.messages import Reply
 from unicron_lib.agent.ranks import Rank, Ranks
 from unicron_lib.cli import app
 from unicron_lib.cli.faults import KINDS, STORE_DOWN, Harm, aim, amount_of, text_of

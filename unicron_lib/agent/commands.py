@@ -7,6 +7,7 @@ from typing import assert_never
 
 from unicron_lib.agent.checks import NodeChecks
 from unicron_lib.agent.command_rank import told_of_checkpoints
+from unicron_lib.agent.fault_messages import InjectFault
 from unicron_lib.agent.fencing import Fence
 from unicron_lib.agent.holding import hold, lives_on
 from unicron_lib.agent.injection import Injection
@@ -18,7 +19,6 @@ from unicron_lib.agent.messages import (
     Command,
     DrainRanks,
     HoldRanks,
-    InjectFault,
     LaunchRanks,
     OfRanks,
     OpenRendezvous,

@@ -83,14 +83,7 @@ class Agent:
         self._stores = RendezvousStores(facts=facts, forks=self._forks, directory=directory, target=options.rendezvous_target)
         self._socket = RankSocket(path=socket, ranks=self._supervisor.ranks, tell=self._supervisor.hear)
         self._kernel = self._kernel_log(options)
-        self._gpus = GpuProbe(
-            num_gpus=facts.num_gpus,
-            has_gpus=facts.has_gpus,
-            life=lambda: self._outbox.boot,
-            jobs=self._jobs_here,
-            tell=self._tell,
-            sight=GpuSight(on_xid=self._kernel.on_xid),
-        )
+        self._gpus = self._gpu_probe(facts)
         self._pace = PaceWatch(
             ranks=self._supervisor.ranks,
             directory=directory,
@@ -110,6 +103,16 @@ class Agent:
             commands=self._commands(directory),
         )
         self._uplink.die = self._die
+
+    def _gpu_probe(self, facts: NodeFacts) -> GpuProbe:
+        return GpuProbe(
+            num_gpus=facts.num_gpus,
+            has_gpus=facts.has_gpus,
+            life=lambda: self._outbox.boot,
+            jobs=self._jobs_here,
+            tell=self._tell,
+            sight=GpuSight(on_xid=self._kernel.on_xid),
+        )
 
     def _kernel_log(self, options: AgentOptions) -> KernelLog:
         return KernelLog(

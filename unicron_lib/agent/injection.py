@@ -7,7 +7,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Literal, Protocol, assert_never
 
-from unicron_lib.agent.messages import GpuInjection, InjectFault, RankFault
+from unicron_lib.agent.fault_messages import GpuInjection, InjectFault, RankFault
 from unicron_lib.agent.rank_messages import RankOrder
 from unicron_lib.agent.ranks import Rank, Ranks
 from unicron_lib.detection.link import LinkRules

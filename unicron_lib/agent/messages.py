@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, TypeAdapter
 
+from unicron_lib.agent.fault_messages import InjectFault
 from unicron_lib.agent.inquiries import CheckNode, ReadLog
 from unicron_lib.agent.leave_messages import NodeLeaving
 from unicron_lib.agent.memory_messages import FetchMemory, FindMemory, ForgetMemory, SaveCheckpoint
@@ -17,10 +18,6 @@ from unicron_lib.domain.events import Scalar
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout
 from unicron_lib.domain.skipping import Ranges
-
-RankFault = Literal["crash", "oom", "exit", "hang", "slow", "exception", "nan", "spike", "corrupt"]
-GpuInjection = Literal["ecc", "xid", "nvlink", "row-remap", "gpu-lost"]
-Fault = Literal[RankFault, GpuInjection, "link-flap", "probe-hang", "node-loss", "partition", "spot-notice"]
 
 # --- agent -> controller ---------------------------------------------------------------------------------------------
 
@@ -315,29 +312,6 @@ class StopRanks:
     grace_s: float
     keep_gpus: tuple[int, ...] = ()
     type: Literal["stop_ranks"] = "stop_ranks"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InjectFault:
-    """Do harm on purpose.
-
-    To a rank: `crash` (SIGKILL), `oom` (the same, by the kernel as far as its log tells), `exit` (with the code `amount`),
-    `hang` (SIGSTOP), `slow` (by the factor `amount`), `exception` (what `text` says), `nan`, `spike` (for `amount` iterations),
-    `corrupt` (its gradients are a little wrong from then on).
-    To GPU `gpu` of the node, as far as its probes can tell: `ecc`, `xid` (of the number `amount`), `nvlink`, `row-remap`,
-    `gpu-lost`. To a port of the node, as far as the kernel's log tells: `link-flap`. To the process that asks the driver:
-    `probe-hang` (no answer for `amount` seconds). To the agent: `node-loss`, `partition` (no word to or from the controller
-    for `amount` seconds), `spot-notice` (its instance is taken back in `amount` seconds).
-    """
-
-    step: str
-    fault: Fault
-    job: str = ""
-    rank: int = 0
-    gpu: int = 0
-    amount: float = 0.0
-    text: str = ""
-    type: Literal["inject_fault"] = "inject_fault"
 
 
 OfMemory = FindMemory | FetchMemory | ForgetMemory

@@ -13,13 +13,13 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
 from unicron_lib.agent.commands import Commands
+from unicron_lib.agent.fault_messages import InjectFault
 from unicron_lib.agent.messages import (
     Ack,
     AgentHello,
     Command,
     FromAgent,
     Heartbeat,
-    InjectFault,
     RankInfo,
     Reply,
     from_agent,

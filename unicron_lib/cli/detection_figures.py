@@ -11,8 +11,9 @@ from subprocess import Popen
 from types import MappingProxyType
 from typing import Literal
 
+from unicron_lib.agent.fault_messages import InjectFault
 from unicron_lib.agent.injection import xid_line
-from unicron_lib.agent.messages import GpuFault, InjectFault, NodeUnreachable, Observation, RankExited, RankStalled
+from unicron_lib.agent.messages import GpuFault, NodeUnreachable, Observation, RankExited, RankStalled
 from unicron_lib.agent.rank_messages import RankFailed
 from unicron_lib.detection.straggler import Finding, StragglerWatch
 from unicron_lib.detection.trial import Scenario, Verdict, try_detection

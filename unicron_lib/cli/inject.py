@@ -12,7 +12,7 @@ from unicron_lib.cli.target import find_target
 from unicron_lib.errors import AgentError, CommandTimeout, ControllerError, NodeNotConnected
 
 if TYPE_CHECKING:
-    from unicron_lib.agent.messages import Fault
+    from unicron_lib.agent.fault_messages import Fault
     from unicron_lib.cli.faults import Harm
     from unicron_lib.cli.target import Target
 
@@ -76,7 +76,7 @@ def _take_store_away(cluster: "Target", harm: "Harm") -> None:
 
 async def _send(cluster: "Target", harm: "Harm", at: float, text: str) -> None:
     """Have the agent of the node do it. Raises AgentError if it refuses, ControllerError if it is out of reach."""
-    from unicron_lib.agent.messages import InjectFault
+    from unicron_lib.agent.fault_messages import InjectFault
 
     command = InjectFault(
         step=f"inject/{at:.6f}",

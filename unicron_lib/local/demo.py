@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unicron_lib.adapters.stores import open_store
-from unicron_lib.agent.messages import InjectFault
+from unicron_lib.agent.fault_messages import InjectFault
 from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus, NodeStatus, PlanState
 from unicron_lib.domain.events import FaultInjected, Scalar, submitted
 from unicron_lib.domain.failures import Severity

@@ -13,7 +13,7 @@ import psutil
 import yaml
 
 from unicron_lib.adapters.stores import open_store
-from unicron_lib.agent.messages import InjectFault
+from unicron_lib.agent.fault_messages import InjectFault
 from unicron_lib.domain.cluster import ClusterState, Incident, IncidentStatus
 from unicron_lib.domain.events import FaultInjected, submitted
 from unicron_lib.domain.jobs import JobSpec

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from local_cluster import LocalCluster, pids
 
-from unicron_lib.agent.messages import DrainRanks, HoldRanks, InjectFault, LaunchRanks, OpenRendezvous, StopRanks
+from unicron_lib.agent.fault_messages import InjectFault
+from unicron_lib.agent.messages import DrainRanks, HoldRanks, LaunchRanks, OpenRendezvous, StopRanks
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout
 

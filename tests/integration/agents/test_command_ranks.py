@@ -9,16 +9,8 @@ import psutil
 import pytest
 from local_cluster import HERE, LocalCluster, eventually, pids
 
-from unicron_lib.agent.messages import (
-    DrainRanks,
-    HoldRanks,
-    InjectFault,
-    OpenRendezvous,
-    RankExited,
-    RankStalled,
-    Reply,
-    StopRanks,
-)
+from unicron_lib.agent.fault_messages import InjectFault
+from unicron_lib.agent.messages import DrainRanks, HoldRanks, OpenRendezvous, RankExited, RankStalled, Reply, StopRanks
 from unicron_lib.agent.rank_messages import RankFailed, RankFinished
 from unicron_lib.controller.views import JobProgress
 from unicron_lib.detection.classify import classify

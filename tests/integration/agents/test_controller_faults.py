@@ -12,7 +12,8 @@ import pytest
 from local_cluster import LocalCluster, descendants, eventually, launch, pids
 
 from unicron_lib.adapters.stores import open_store
-from unicron_lib.agent.messages import InjectFault, NodeUnreachable, Observation, StopRanks
+from unicron_lib.agent.fault_messages import InjectFault
+from unicron_lib.agent.messages import NodeUnreachable, Observation, StopRanks
 from unicron_lib.controller.client import ControllerClient
 from unicron_lib.domain.cluster import NodeStatus
 from unicron_lib.errors import ControllerError, NodeNotConnected

@@ -8,7 +8,8 @@ import psutil
 from beating_rank import WARM
 from local_cluster import LocalCluster, descendants, eventually, pids
 
-from unicron_lib.agent.messages import InjectFault, RankResumed, RankStalled
+from unicron_lib.agent.fault_messages import InjectFault
+from unicron_lib.agent.messages import RankResumed, RankStalled
 
 
 async def test_a_hanging_rank_is_reported_and_its_return_too(cluster: LocalCluster) -> None:

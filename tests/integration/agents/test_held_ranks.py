@@ -7,7 +7,8 @@ import psutil
 import pytest
 from local_cluster import LocalCluster, eventually, launch, pids
 
-from unicron_lib.agent.messages import HoldRanks, InjectFault, Reply, SaveReplica, StopRanks
+from unicron_lib.agent.fault_messages import InjectFault
+from unicron_lib.agent.messages import HoldRanks, Reply, SaveReplica, StopRanks
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -3,7 +3,8 @@
 import pytest
 from local_cluster import LocalCluster, eventually
 
-from unicron_lib.agent.messages import GpuFault, InjectFault, NodeNotice, NodeUnreachable, Observation, RankExited, RankStalled
+from unicron_lib.agent.fault_messages import InjectFault
+from unicron_lib.agent.messages import GpuFault, NodeNotice, NodeUnreachable, Observation, RankExited, RankStalled
 from unicron_lib.agent.rank_messages import RankFailed
 from unicron_lib.detection.classify import classify
 from unicron_lib.domain.failures import ErrorKind

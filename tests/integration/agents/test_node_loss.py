@@ -13,7 +13,8 @@ import pytest_asyncio
 from local_cluster import LocalCluster, eventually
 from proxy import Proxy
 
-from unicron_lib.agent.messages import InjectFault, NodeUnreachable, Observation
+from unicron_lib.agent.fault_messages import InjectFault
+from unicron_lib.agent.messages import NodeUnreachable, Observation
 
 log = logging.getLogger(__name__)
 pytestmark = pytest.mark.asyncio(loop_scope="module")

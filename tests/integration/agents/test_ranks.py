@@ -9,8 +9,9 @@ import psutil
 import pytest
 from local_cluster import LocalCluster, descendants, eventually, launch, pids
 
+from unicron_lib.agent.fault_messages import InjectFault
 from unicron_lib.agent.inquiries import ReadLog
-from unicron_lib.agent.messages import DrainRanks, InjectFault, OpenRendezvous, RankExited, SaveReplica, StopRanks
+from unicron_lib.agent.messages import DrainRanks, OpenRendezvous, RankExited, SaveReplica, StopRanks
 from unicron_lib.agent.rank_messages import RankFailed
 from unicron_lib.diagnosis.tails import Tail
 

@@ -3,7 +3,7 @@
 import pytest
 from whole_cluster import job_file
 
-from unicron_lib.agent.messages import InjectFault
+from unicron_lib.agent.fault_messages import InjectFault
 from unicron_lib.domain.cluster import IncidentStatus
 from unicron_lib.domain.events import FaultInjected, LossSpiked
 from unicron_lib.domain.failures import ErrorKind
