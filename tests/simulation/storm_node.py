@@ -85,6 +85,7 @@ class Node:
         self.life += 1
         boot = f"{self.name}-{self.life}"
         self.outbox, self.fence, self.memo, self.link = Outbox(node=self.name, boot=boot), Fence(), StepMemo(), 0
+        self.launchable = Fence()
         self.effects, self.ended, self.said = {}, {}, []
         self.gpus.clear()
 
@@ -144,11 +145,13 @@ class Node:
     def answer(self, command: object) -> Reply:
         """As `agent.commands` does it: admit, recall or do, keep."""
         generation = _generation_of(command)
-        is_claimed = isinstance(command, LaunchRanks) and self._is_claimed(command)
-        if is_claimed or not self.fence.admits(command.job, generation):
+        is_parted = isinstance(command, LaunchRanks) and not self.launchable.admits(command.job, generation)
+        if is_parted or not self.fence.admits(command.job, generation):
             return Reply(step=command.step, ok=False, error=self.fence.refusal(command.job, generation), stale=True)
         if isinstance(command, LaunchRanks | StopRanks):
             self.fence.raise_to(command.job, generation)
+        if isinstance(command, DrainRanks | HoldRanks):
+            self.launchable.raise_to(command.job, generation)
         reply = self.memo.recall(command.step)
         if reply is None:
             reply = self._done(command)
@@ -223,10 +226,6 @@ class Node:
         text = f"{held.job} generation {held.generation} (newest {newest}) was left behind on {self.name}"
         self.kernel.tell(f"{text}, found by {command.job} generation {command.generation}")
         self.witness.left_behind.append(text)
-
-    def _is_claimed(self, command: LaunchRanks) -> bool:
-        """A launch of a plan that was given up comes late: a newer one holds its ranks already."""
-        return any(rank.job == command.job and rank.held_for > command.generation for rank in self.gpus.values())
 
     def _below(self, job: str, floor: int) -> list[int]:
         return [gpu for gpu, rank in self.gpus.items() if rank.job == job and rank.generation < floor]

@@ -223,3 +223,21 @@ def test_leaving_out_takes_away_exactly_what_those_iterations_consumed(taken):
 
 def test_ranges_are_told_in_words():
     assert told(((41, 45), (97, 97))) == "41-45, 97"
+
+
+def test_a_job_that_was_moved_before_its_harm_was_answered_goes_back_all_the_same():
+    """The move was decided in the same moment: it has drained the job behind the harm, and goes on from there."""
+    scene = running_pair()
+    harm(scene, 100, 107, reached=150)
+    (incident,) = scene.state.open_incidents
+    scene.join("node-5")
+    (joined,) = (it for it in scene.state.open_incidents if it.id != incident.id)
+    before = scene.state.jobs["gpt-a"].generation
+    scene.plan(Respond(kind=PlanKind.REALLOCATE, incidents=(joined.id,), attempt=1, reason="a node joins", faulted=()))
+    assert scene.state.jobs["gpt-a"].generation > before
+    assert scene.state.jobs["gpt-a"].rolled_back_to is None
+    scene.settle()
+    job = scene.state.jobs["gpt-a"]
+    assert (job.skipped, job.failed_at) == (((100, 107),), 99)
+    scene.settle()
+    assert scene.state.jobs["gpt-a"].skipped == ((100, 107),), "once is enough"

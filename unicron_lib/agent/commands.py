@@ -58,6 +58,7 @@ class Commands:
         self._injection = injection
         self._memory = memory
         self._fence = fence
+        self._launchable = Fence()
         self._memo = StepMemo()
         self._running: dict[str, asyncio.Task[Reply]] = {}
         self._launching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -88,7 +89,10 @@ class Commands:
         return reply
 
     def _admit(self, command: Command) -> None:
-        """Refuse a replaced generation; starting or stopping for a newer one replaces the older ones."""
+        """Refuse a replaced generation; starting or stopping for a newer one replaces the older ones.
+
+        From the moment that a newer one parts from their ranks, what these have and save is counted on: none may be launched.
+        """
         match command:
             case OpenRendezvous() | LaunchRanks() | CheckNode() | FetchMemory() | SaveCheckpoint():
                 generation = command.generation
@@ -101,18 +105,19 @@ class Commands:
         self._check(command.job, generation)
         if isinstance(command, OpenRendezvous | LaunchRanks | StopRanks):
             self._fence.raise_to(command.job, generation)
+        if isinstance(command, DrainRanks | HoldRanks):
+            self._launchable.raise_to(command.job, generation)
+        if isinstance(command, OpenRendezvous | LaunchRanks):
+            self._refuse_if_parted(command.job, generation)
 
     def _check(self, job: str, generation: int) -> None:
         if not self._fence.admits(job, generation):
             raise StaleGeneration(self._fence.refusal(job, generation))
 
-    def _refuse_if_claimed(self, command: LaunchRanks) -> None:
-        """Raise StaleGeneration if a newer plan holds ranks of the job: the one that launches was given up."""
-        if self._supervisor.ranks.where(lambda rank: rank.job == command.job and rank.held_for > command.generation):
-            raise StaleGeneration(
-                f"generation {command.generation} of job {command.job} has been replaced: a newer plan holds its ranks on this "
-                "node; read the journal again and go on with the newest plan"
-            )
+    def _refuse_if_parted(self, job: str, generation: int) -> None:
+        """Raise StaleGeneration if a newer plan parts from the job's ranks: the one that launches was given up."""
+        if not self._launchable.admits(job, generation):
+            raise StaleGeneration(self._launchable.refusal(job, generation))
 
     async def _carry_out(self, command: Command) -> Result:
         match command:
@@ -165,7 +170,7 @@ class Commands:
             await self._close_orphaned_stores(command.job)
             for rank, gpu in command.ranks:
                 self._check(command.job, command.generation)
-                self._refuse_if_claimed(command)
+                self._refuse_if_parted(command.job, command.generation)
                 started = await self._supervisor.launch(command, rank, gpu)
                 pids.append({"rank": rank, "pid": started.pid})
             left = [rank for rank in self._supervisor.ranks.below(command.job, command.generation) if rank.held_for]

@@ -172,6 +172,16 @@ async def test_drain_does_not_wait_for_the_parked_the_dead_and_the_hung(cluster:
     assert stopped.result == {"stopped": 2}
 
 
+async def test_what_a_newer_plan_has_parted_from_is_not_launched_any_more(cluster: LocalCluster, job: str) -> None:
+    """What the older ranks have saved is counted on: later ones, of a plan that was given up, would go on behind that."""
+    drained = await cluster.client.command("n0", DrainRanks(step=f"{job}-d", job=job, below_generation=3, deadline_s=1))
+    assert drained.ok
+    late = await cluster.client.command("n0", launch("step", job=job, generation=2))
+    assert (late.ok, late.stale) == (False, True)
+    assert (await cluster.client.command("n0", launch("step", job=job, generation=3))).ok
+    await cluster.client.command("n0", stop(job, 4))
+
+
 async def test_a_parked_rank_saves_its_replica_and_quits(cluster: LocalCluster, job: str) -> None:
     reply = await cluster.launch("park", ranks=2, job=job)
     await cluster.observation("rank_failed", job)
