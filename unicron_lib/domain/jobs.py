@@ -294,9 +294,9 @@ class JobState:
     launched, `measured` holds its own FLOP/s by number of GPUs in the pool `measured_in`, `measured_by_shape` does so by the
     shape of a replica if the job may have several, `stragglers` what slows its present generation down: the rank (or "job"),
     and the evidence. `skipped` are the batches that are left out because of what they did to the loss, `rolled_back_to` is the
-    last iteration that the next start may go on from (None: any), and `loss_spike` tells of a spike of the loss that may still
-    pass. `done_ranks` are the pairs (generation, rank) of a command's ranks that have ended well. `begins_with` is the first
-    generation of this submission: what older ones do is not its own.
+    last iteration that the next start may go on from (None: any), `went_back_in` the generation in which it went back last, and
+    `loss_spike` tells of a spike of the loss that may still pass. `done_ranks` are the pairs (generation, rank) of a command's
+    ranks that have ended well. `begins_with` is the first generation of this submission: what older ones do is not its own.
     """
 
     spec: JobSpec
@@ -316,6 +316,7 @@ class JobState:
     stragglers: Mapping[str, str] = field(default_factory=dict)
     skipped: Ranges = ()
     rolled_back_to: int | None = None
+    went_back_in: int = 0
     loss_spike: str = ""
     done_ranks: tuple[tuple[int, int], ...] = ()
     submission: str = ""

@@ -57,9 +57,9 @@ def judge(state: ClusterState, incident: Incident, now: float) -> Verdict:
     if incident.is_of_nodes and (incident.is_only_symptoms or root.kind in EVIDENCE):
         return _nothing_to_do(incident, root, told)
     job = _job_of(state, incident, root)
-    why = reason_to_give_up(state, job, incident.failures) or _reason_to_stop(job, root, now) if job else None
+    why = reason_to_give_up(job, incident.failures) or _reason_to_stop(job, root, now) if job else None
     severity, reason = _escalated(root, job, told)
-    if job and (answer := answer_to(state, job, incident.failures)):
+    if job and (answer := answer_to(job, incident.failures)):
         reason += f": {answer}"
     nodes = {root.node: told} if severity is Severity.SEV1 and root.node and _is_to_blame(root) else {}
     if job and why:

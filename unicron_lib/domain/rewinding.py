@@ -16,13 +16,13 @@ from unicron_lib.domain.skipping import leaving_out, places, told
 def rewinds(state: ClusterState, incidents: Iterable[Incident]) -> dict[str, Rewind]:
     """The jobs that have to go back because of what `incidents` tell, and how far."""
     failures = [failure for incident in incidents for failure in incident.failures]
-    found = {job.spec.job: _rewind(state, job, failures) for job in state.jobs.values()}
+    found = {job.spec.job: _rewind(job, failures) for job in state.jobs.values()}
     return {name: rewind for name, rewind in found.items() if rewind}
 
 
-def answer_to(state: ClusterState, job: JobState, failures: Iterable[Failure]) -> str:
+def answer_to(job: JobState, failures: Iterable[Failure]) -> str:
     """What is done about it, for the reason of a plan; empty if nothing among the failures makes the job go back."""
-    rewind = _rewind(state, job, failures)
+    rewind = _rewind(job, failures)
     if rewind is None:
         return ""
     if rewind.repeats:
@@ -37,9 +37,9 @@ def answer_to(state: ClusterState, job: JobState, failures: Iterable[Failure]) -
     )
 
 
-def reason_to_give_up(state: ClusterState, job: JobState, failures: Iterable[Failure]) -> str | None:
+def reason_to_give_up(job: JobState, failures: Iterable[Failure]) -> str | None:
     """Why leaving batches out once more would be no help; None if it may be."""
-    rewind = _rewind(state, job, failures)
+    rewind = _rewind(job, failures)
     if rewind is None or rewind.repeats:
         return None
     reach = job.spec.loss_spike_patience_iters
@@ -53,20 +53,20 @@ def reason_to_give_up(state: ClusterState, job: JobState, failures: Iterable[Fai
 
 
 def rewound(job: JobState, rewind: Rewind) -> JobState:
-    """The job from now on; that it gets as far as before is no progress."""
+    """The job from now on, in a generation that nobody has seen harm of; that it gets as far as before is no progress."""
     target = rewind.first - 1
     failed_at = None if job.failed_at is None else min(job.failed_at, target)
     skipped = job.skipped if rewind.repeats else leaving_out(job.skipped, first=rewind.first, last=rewind.last)
-    return replace(job, skipped=skipped, rolled_back_to=target, failed_at=failed_at)
+    return replace(job, skipped=skipped, rolled_back_to=target, failed_at=failed_at, went_back_in=job.generation)
 
 
-def _rewind(state: ClusterState, job: JobState, failures: Iterable[Failure]) -> Rewind | None:
+def _rewind(job: JobState, failures: Iterable[Failure]) -> Rewind | None:
     """Only what was seen since the job went back last counts: before, it consumed other batches, and that was answered.
 
-    A generation that was moved meanwhile for another reason goes on from the harm. Where results are wrong, so is the loss, and
-    no batch is to blame.
+    Where it was moved for another reason meanwhile, it goes on from the harm. Where results are wrong, so is the loss, and no
+    batch is to blame.
     """
-    since = _went_back_in(state, job)
+    since = max(job.begins_with, job.went_back_in)
     grounds = [
         failure
         for failure in failures
@@ -81,11 +81,3 @@ def _rewind(state: ClusterState, job: JobState, failures: Iterable[Failure]) -> 
         last=max(last for _, last in spoiled),
         repeats=any(failure.kind is not ErrorKind.LOSS_ANOMALY for failure in grounds),
     )
-
-
-def _went_back_in(state: ClusterState, job: JobState) -> int:
-    """The generation of this submission in which the job began anew, or went back last."""
-    name = job.spec.job
-    plans = (known.plan for known in state.plans.values() if name in known.plan.rewinds)
-    went_back = max((step.generation for plan in plans for step in plan.steps if step.job == name), default=0)
-    return max(went_back, job.begins_with)

@@ -1,7 +1,10 @@
 """What must hold after every event of the production state, whatever happens (the invariants that a state can show)."""
 
+from dataclasses import replace
+
 from unicron_lib.domain.cluster import ClusterState, NodeStatus
 from unicron_lib.domain.events import Event, PlanDecided
+from unicron_lib.domain.jobs import JobState
 from unicron_lib.domain.plans import Plan, Slot
 from unicron_lib.planning.scene import current_slots
 
@@ -32,7 +35,10 @@ def _of_plan(before: ClusterState, plan: Plan, after: ClusterState) -> str | Non
                     f"counts {plan.gpus.get(name, 0)} GPUs for {name}, but places {len(slots)}",
                 ),
                 (bool(slots) and not job.spec.admits(len(slots)), f"gives {name} {len(slots)} GPUs, which its limits forbid"),
-                (name not in moved and before.jobs[name] != job, f"changes {name}, but has no step for it"),
+                (
+                    name not in moved and _is_touched(before.jobs[name], job, goes_back=name in plan.rewinds),
+                    f"changes {name}, but has no step for it",
+                ),
                 (name in moved and job.generation == before.jobs[name].generation, f"moves {name}, but keeps its generation"),
                 (any(slot in taken for slot in slots), f"gives {name} the GPUs {list(twice)}, which another job has"),
                 (bool(away), f"moves {name} to {', '.join(sorted(away))}, not ready"),
@@ -42,3 +48,10 @@ def _of_plan(before: ClusterState, plan: Plan, after: ClusterState) -> str | Non
                 return f"plan {plan.id} {wrong}"
             taken.update(dict.fromkeys(slots, name))
     return None
+
+
+def _is_touched(before: JobState, after: JobState, *, goes_back: bool) -> bool:
+    """Whether a plan does anything to a job but count its failures, and tell one that has no GPUs how far it is to go back."""
+    if before == after or replace(before, failed_times=after.failed_times) == after:
+        return False
+    return bool(current_slots(after)) or not goes_back
