@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from unicron_lib.adapters.instance_metadata import Notice
@@ -187,7 +188,8 @@ async def test_a_scheduled_end_is_announced_two_minutes_ahead_and_no_earlier(
     node: Node, answering: Callable[[Service], Service]
 ) -> None:
     far, near = Notice(what="far", at=time.time() + 86400), Notice(what="near", at=time.time() + 100)
-    await watched(node, answering(Service(None, scheduled=(far, near))), lambda _: bool(node.told))
+    over = Notice(what="the reboot that has begun this", at=psutil.boot_time() - 60)
+    await watched(node, answering(Service(None, scheduled=(over, far, near))), lambda _: bool(node.told))
     assert [it.reason for it in node.told] == ["near"]
 
 

@@ -103,12 +103,12 @@ class Commands:
             case InjectFault() | ReadLog() | FindMemory() | ForgetMemory():
                 return
         self._check(command.job, generation)
+        if isinstance(command, OpenRendezvous | LaunchRanks):
+            self._refuse_if_parted(command.job, generation)
         if isinstance(command, OpenRendezvous | LaunchRanks | StopRanks):
             self._fence.raise_to(command.job, generation)
         if isinstance(command, DrainRanks | HoldRanks):
             self._launchable.raise_to(command.job, generation)
-        if isinstance(command, OpenRendezvous | LaunchRanks):
-            self._refuse_if_parted(command.job, generation)
 
     def _check(self, job: str, generation: int) -> None:
         if not self._fence.admits(job, generation):

@@ -68,6 +68,7 @@ class Leaving:
         now = time.monotonic()
         ends_at, heard_at, alive_at = now + limit_s, now, now if self._ranks.alive else now - STOP_S + SAY_S
         while not self._is_over(connection):
+            self.announce(ASKED, time.time() + limit_s)  # also in a life that begins meanwhile
             await self._bell.until(lambda: self._is_over(connection), timeout_s=LOOK_S)
             now = time.monotonic()
             heard_at = now if connection.is_open else heard_at

@@ -60,8 +60,8 @@ class NodeMemory:
         busy = {rank.job for rank in self._ranks.alive}
         self._copying.keep_only(busy)
         self._launched = {job: forget for job, forget in self._launched.items() if job in busy}
-        for forget_other_layouts in self._launched.values():
-            forget_other_layouts()
+        for forget_other_layouts in tuple(self._launched.values()):
+            await asyncio.to_thread(forget_other_layouts)  # memory of many GB is given back no faster than it is taken
         await asyncio.to_thread(self._house.sweep, busy)
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class NodeMemory:
             case FetchMemory():
                 return await self._fetch(command)
             case ForgetMemory():
-                return self._forget(command)
+                return await self._forget(command)
 
     async def _find(self, command: FindMemory) -> Result:
         whole, reasons = await asyncio.to_thread(self._house.compared, command.job)
@@ -106,9 +106,9 @@ class NodeMemory:
             return {"holder": holder, "num_bytes": header.num_bytes, "seconds": time.monotonic() - began}
         raise AgentError(f"iteration {command.iteration} of {command.job} was not fetched: {'; '.join(reasons)}")
 
-    def _forget(self, command: ForgetMemory) -> Result:
+    async def _forget(self, command: ForgetMemory) -> Result:
         self._copying.follow(command.job, ())
-        return {"removed": self._house.forget(command.job, command.below_generation)}
+        return {"removed": await asyncio.to_thread(self._house.forget, command.job, command.below_generation)}
 
     def _refusal(self, header: SlotHeader) -> str:
         is_replaced = not self._fence.admits(header.job, header.generation)

@@ -44,9 +44,14 @@ class RankSocket:
     def look(self, rank: Rank) -> None:
         """Pass on what the rank has left in memory; an empty line on the socket asks for that, any other one comes after it."""
         if rank.left is None:
-            with suppress(FileNotFoundError):
+            try:
                 rank.left = LineReader(lines_path(self._path.parent, *rank.key))
-        for line in rank.left.read() if rank.left else ():
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                log.warning("what rank %s has left cannot be read: %s", rank.key, error)
+                return
+        for line in rank.left.read():
             self._pass_on(rank, line)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

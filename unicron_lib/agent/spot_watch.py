@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import psutil
+
 from unicron_lib.agent.leaving import Leaving
 from unicron_lib.agent.messages import NodeNotice
 from unicron_lib.errors import MetadataError
@@ -69,7 +71,7 @@ class SpotWatch:
         try:
             notice = await service.interruption()
             if notice is None:
-                due = [it for it in await service.scheduled() if it.at <= time.time() + AHEAD_S]
+                due = [it for it in await service.scheduled() if psutil.boot_time() < it.at <= time.time() + AHEAD_S]
                 notice = min(due, key=lambda it: it.at, default=None)
         except MetadataError as error:
             self._failed(error)

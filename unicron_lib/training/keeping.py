@@ -34,7 +34,7 @@ class Keeping:
         snapshots = self._memory.snapshots
         if snapshots is None or not self._is_cut or not self._env.keeps:
             return 0.0, 0.0
-        keep = -1.0 if snapshots.is_busy else float(self._env.rank == 0 and snapshots.is_due(iteration))
+        keep = -1.0 if snapshots.is_busy or snapshots.is_off else float(self._env.rank == 0 and snapshots.is_due(iteration))
         waits = self._env.keeps >= FOR_ANOTHER_NODE and not snapshots.may_travel(self._env.generation)
         return keep, -float(waits)
 

@@ -72,6 +72,11 @@ class Snapshots:
         """Whether the last copy is not complete yet."""
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing can be kept here: there was no memory for it."""
+        return self._pair is None
+
     def is_due(self, iteration: int) -> bool:
         """Whether the state after `iteration` is to be kept now: not before the last copy is complete."""
         return self._pair is not None and not self.is_busy and self._cadence.is_due(iteration, time.monotonic())
@@ -85,13 +90,13 @@ class Snapshots:
     def keep(self, position: Position, state: Mapping[str, torch.Tensor], *, travels: bool = False) -> bool:
         """Copy the state, also for another node if it `travels`; whether there was room for it, and a slot was free."""
         size = packed_bytes(state)
-        claims = [self._claim(size), self._claim_to_travel(size) if travels else None]
-        whole = [claim for claim in claims if claim is not None]
-        for claim in whole:
+        claim = self._claim(size)
+        if claim is not None:  # what travels has other memory each time
             self._pin(claim, next(iter(state.values())).device)
+        whole = [it for it in (claim, self._claim_to_travel(size) if travels else None) if it is not None]
         copying = time.monotonic()  # memory that is taken for the first time does not come again
-        for claim in whole:
-            pack_into(state, claim.data)
+        for it in whole:
+            pack_into(state, it.data)
         if whole:
             self._cadence.note(position.iteration, copying, time.monotonic())
             place = (position.generation, position.iteration)
