@@ -84,6 +84,19 @@ def test_what_is_there_travels_once(here: SlotPair, peer: str) -> None:
     assert not offer(peer, TOKEN, here, header)
 
 
+def test_however_many_states_have_come_nothing_of_them_stays_open(here: SlotPair, house: SlotHouse, peer: str) -> None:
+    def num_open() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    for iteration in (1, 2):
+        offer(peer, TOKEN, here, write(here, iteration))
+    before = num_open()
+    for iteration in range(3, 13):
+        offer(peer, TOKEN, here, write(here, iteration))
+        fetch(peer, TOKEN, house.pair("b"), Get(job="a", generation=1, iteration=iteration))
+    assert num_open() <= before + 1
+
+
 def test_an_older_state_is_refused(here: SlotPair, house: SlotHouse, peer: str) -> None:
     write(house.pair("a"), 5, 2)
     with pytest.raises(SlotError, match="iteration 5 of generation 2 is there already"):

@@ -15,6 +15,7 @@ import mmap
 import os
 import re
 import stat
+import weakref
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -179,7 +180,7 @@ class SlotPair:
         if known and known.is_at(path) and len(known.view) == size:
             return known if _lock(known.descriptor, fcntl.LOCK_EX) else None
         if known:
-            os.close(self._mapped.pop(name).descriptor)
+            del self._mapped[name]
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not _lock(descriptor, fcntl.LOCK_EX):
             os.close(descriptor)
@@ -268,11 +269,12 @@ class SlotPair:
 
 
 class _Mapped:
-    """An open slot. Its memory stays as long as it is open, whether its file is there or not."""
+    """An open slot, closed with its last user. Its memory stays until then, whether its file is there or not."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.descriptor = descriptor
         self.view = memoryview(mmap.mmap(descriptor, size))
+        weakref.finalize(self, os.close, descriptor)
 
     def is_at(self, path: Path) -> bool:
         """Whether it is still the file of that name."""
