@@ -90,7 +90,7 @@ async def site(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("which", ["store", "middle", "last"])
 async def test_a_node_that_dies_while_all_others_are_happy_is_recovered_from(site: Site, which: str) -> None:
     """PB18, PB19, PB58: the node of the rendezvous store and rank 0, or any other one; no rank complains."""
-    (store_host,) = site.opened.values()
+    *before, store_host = site.opened.values()  # a start may have taken more than one plan
     node = {"store": store_host, "middle": "n1", "last": "n2"}[which]
     await site.power_off(node)
     await site.heal()
@@ -102,7 +102,7 @@ async def test_a_node_that_dies_while_all_others_are_happy_is_recovered_from(sit
     assert (incident.kind, incident.node, incident.status) == (ErrorKind.NODE_LOST, node, IncidentStatus.CLOSED)
     assert len(incident.failures) == 1, "its own heartbeat told, not a rank"
     assert list(site.opened.values())[-1] in job.nodes, "the new generation has its store on a survivor"
-    assert len(site.opened) == 2
+    assert len(site.opened) == len(before) + 2
     assert timing(state, incident).first_iteration_s is not None
 
     async def steps() -> bool:
