@@ -1,5 +1,6 @@
 """A real agent whose node is going to leave: told by the metadata service, or by SIGTERM."""
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -34,13 +35,18 @@ async def leaving(cluster: LocalCluster, node: str) -> Observation:
     return await eventually(ask, f"{node} says that it leaves")
 
 
+async def asked_to_stop(cluster: LocalCluster, node: str, *, job: str) -> tuple[subprocess.Popen[bytes], Observation]:
+    """A new node with a rank of the job, after SIGTERM: its agent, and what that has told."""
+    agent = cluster.start_agent(node)
+    await cluster.node(node)
+    await cluster.launch(node=node, ranks=1, job=job, step=f"launch-{job}")
+    agent.terminate()
+    return agent, await leaving(cluster, node)
+
+
 async def test_sigterm_is_answered_when_a_plan_has_let_the_ranks_go(shared_cluster: LocalCluster) -> None:
     cluster = shared_cluster
-    agent = cluster.start_agent("leaving-1")
-    await cluster.node("leaving-1")
-    await cluster.launch(node="leaving-1", ranks=1, job="sent-off", step="launch-sent-off")
-    agent.terminate()
-    told = await leaving(cluster, "leaving-1")
+    agent, told = await asked_to_stop(cluster, "leaving-1", job="sent-off")
     assert (told.body.reason, told.body.jobs) == (ASKED, ("sent-off",))
     assert agent.poll() is None, "its rank is not let go yet"
     reply = await cluster.client.command("leaving-1", StopRanks(step="s", job="sent-off", below_generation=2, grace_s=1.0))
@@ -51,11 +57,7 @@ async def test_sigterm_is_answered_when_a_plan_has_let_the_ranks_go(shared_clust
 
 async def test_the_second_sigterm_ends_the_agent_at_once(shared_cluster: LocalCluster) -> None:
     cluster = shared_cluster
-    agent = cluster.start_agent("leaving-2")
-    await cluster.node("leaving-2")
-    await cluster.launch(node="leaving-2", ranks=1, job="cut-off", step="launch-cut-off")
-    agent.terminate()
-    told = await leaving(cluster, "leaving-2")
+    agent, told = await asked_to_stop(cluster, "leaving-2", job="cut-off")
     agent.terminate()
     assert agent.wait(20) == 0
     await cluster.client.acknowledge([told.id])

@@ -73,6 +73,15 @@ def nothing_counts(cluster, known):
         assert (state.jobs[name].failed_times, state.jobs[name].stuck_restarts) == ((), 0)
 
 
+def ends_and_comes_back(twins, node: str, known: set[str]) -> None:
+    state = twins.until("the end of the node", lambda state: state.nodes[node].status is NodeStatus.LOST)
+    assert state.nodes[node].has_left
+    twins.cli("up")
+    twins.calm(SIZES)
+    nothing_counts(twins, known)
+    twins.check_journal()
+
+
 def test_a_spot_notice_moves_the_jobs_and_costs_nothing(twins):
     known, node = set(twins.state.incidents), home_of(twins, "narrow")
     twins.cli("inject", "spot-notice", node)
@@ -84,12 +93,7 @@ def test_a_spot_notice_moves_the_jobs_and_costs_nothing(twins):
     assert row["until"].endswith(" UTC")
     assert f"{node} leaves: a spot interruption notice was injected" in " ".join(twins.cli("explain", "last").stdout.split())
     agent_of(twins, node).terminate()
-    state = twins.until("the end of the node", lambda state: state.nodes[node].status is NodeStatus.LOST)
-    assert state.nodes[node].has_left
-    twins.cli("up")
-    twins.calm(SIZES)
-    nothing_counts(twins, known)
-    twins.check_journal()
+    ends_and_comes_back(twins, node, known)
 
 
 def test_sigterm_to_an_agent_saves_its_ranks_before_it_ends(twins):
@@ -97,9 +101,4 @@ def test_sigterm_to_an_agent_saves_its_ranks_before_it_ends(twins):
     agent_of(twins, node).terminate()
     twins.calm({"broad": 2, "narrow": 2})
     nothing_is_lost(twins, node)
-    state = twins.until("the end of the node", lambda state: state.nodes[node].status is NodeStatus.LOST)
-    assert state.nodes[node].has_left
-    twins.cli("up")
-    twins.calm(SIZES)
-    nothing_counts(twins, known)
-    twins.check_journal()
+    ends_and_comes_back(twins, node, known)
