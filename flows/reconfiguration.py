@@ -2,12 +2,12 @@
 
 from prefect import flow
 
+from flows.recording import answer
 from flows.recovery import OPEN
-from flows.response import as_task, respond
 
 
 @flow(name="reconfigure", description="Plan the cluster anew after a planned change, and carry the plan out.")
 async def reconfigure(incident: str = OPEN) -> str:
     """Bring the planned change `incident` to its end; `open` means everything that is open."""
-    await respond(as_task, incident=None if incident == OPEN else incident)
+    await answer(None if incident == OPEN else incident)
     return incident

@@ -2,7 +2,7 @@
 
 from prefect import flow
 
-from flows.response import as_task, respond
+from flows.recording import answer
 
 OPEN = "open"
 
@@ -10,5 +10,5 @@ OPEN = "open"
 @flow(name="recover", description="Heal one failure: decide, allocate if a node is gone, and carry the plan out.")
 async def recover(incident: str = OPEN) -> str:
     """Bring `incident` to its end; `open` means everything that is open. Running it twice does nothing twice."""
-    await respond(as_task, incident=None if incident == OPEN else incident)
+    await answer(None if incident == OPEN else incident)
     return incident

@@ -1,8 +1,9 @@
 """The warm recovery service: starts `recover` and `reconfigure` runs in-process, within a fraction of a second.
 
-It wakes on Prefect's events and looks into the journal every second anyway, since events get lost. It holds no truth:
-killed and started again, it finds in the journal what is open and how far it got. With Prefect out of reach the same
-sequence runs as plain functions and is recorded when Prefect is back.
+It wakes when the controller hears that something was journalled, and on Prefect's events, and looks into the journal every
+second anyway, since events get lost. It holds no truth: killed and started again, it finds in the journal what is open and how
+far it got. What it does it does at once, by plain functions, which a flow run shows; with Prefect out of reach it is recorded
+when Prefect is back.
 """
 
 import asyncio
@@ -33,8 +34,9 @@ from flows.burials import keep_buried
 from flows.diagnosing import keep_diagnosed
 from flows.foresight import keep_foreseeing, keep_rebalancing
 from flows.reconfiguration import reconfigure
+from flows.recording import Overhearing, Work, shown_by_a_run
 from flows.recovery import recover
-from flows.response import is_over, plain, respond
+from flows.response import is_over, respond
 from flows.unasked_checks import keep_checked, keep_launches_checked
 from flows.watching import hardly_waiting, keep_watched, prefect_answers
 from tasks.health import report
@@ -49,6 +51,7 @@ T = TypeVar("T")
 POLL_S = 1.0
 BUSY_S = (0.05, 0.1, 0.2, 0.4)
 ORPHAN_AGE_S = 1.5
+CONTROLLER_WAIT_S = 30.0
 ACTION_FAILED = "prefect.automation.action.failed"
 log = logging.getLogger("unicron.recovery")
 
@@ -56,14 +59,15 @@ log = logging.getLogger("unicron.recovery")
 class RecoveryService:
     """One process that sees to it that nothing stays open.
 
-    Each incident that it answers has a task of its own, which works until the incident is over and then tells Prefect
-    about it at leisure: the next incident does not wait for that.
+    Each incident that it answers has a task of its own, which works until the incident is over. Another one tells Prefect about
+    it, at leisure: neither the recovery nor the next incident waits for that.
     """
 
     def __init__(self) -> None:
         self._life = uuid.uuid4().hex[:8]
         self._wake = asyncio.Event()
         self._answers: dict[str, asyncio.Task[None]] = {}
+        self._shows: set[asyncio.Task[None]] = set()
         self._unrecorded: list[str] = []
 
     async def serve(self) -> None:
@@ -72,7 +76,7 @@ class RecoveryService:
             await self._serve()
 
     async def _serve(self) -> None:
-        own = (self._listen, self._adopt_orphans, self._record_late)
+        own = (self._listen, self._hear_controller, self._adopt_orphans, self._record_late)
         watched = (keep_watched, keep_buried, keep_diagnosed, keep_checked, keep_launches_checked)
         beside = (*watched, keep_foreseeing, keep_rebalancing)
         background = [asyncio.create_task(work(), name=work.__name__) for work in (*own, *beside)]
@@ -85,7 +89,7 @@ class RecoveryService:
                     async with asyncio.timeout(pause_s):  # wait_for would lose a cancellation that comes with the event
                         await self._wake.wait()
         finally:
-            tasks = [*background, *self._answers.values()]
+            tasks = [*background, *self._answers.values(), *self._shows]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -126,14 +130,24 @@ class RecoveryService:
             self._wake.set()
 
     async def _handle(self, incident: Incident) -> None:
+        """Answer it at once; a flow run shows that as soon as Prefect has made one."""
+        work = Work()
+        task = asyncio.create_task(self._show(incident, work))
+        self._shows.add(task)
+        task.add_done_callback(self._shows.discard)
+        with work:
+            await respond(work.call, incident=incident.id)
+
+    async def _show(self, incident: Incident, work: Work) -> None:
         try:
             run = await unless_busy(partial(self._new_run, incident))
             if run is not None:
-                await run_flow_async(_flow_of(incident), flow_run=run, parameters={"incident": incident.id})
+                with shown_by_a_run(work):
+                    await run_flow_async(_flow_of(incident), flow_run=run, parameters={"incident": incident.id})
                 return
         except Exception:  # whatever Prefect's trouble is, the recovery goes on without it
-            log.exception("the flow run of %s broke off; going on without Prefect", incident.id)
-        await respond(plain, incident=incident.id)
+            log.exception("the flow run of %s broke off: it is recorded later", incident.id)
+        await work.is_over.wait()
         self._unrecorded.append(incident.id)
 
     async def _new_run(self, incident: Incident) -> FlowRun | None:
@@ -186,6 +200,16 @@ class RecoveryService:
             except Exception as error:  # noqa: BLE001 - the poll covers for it
                 log.debug("no event stream: %s", error)
             await asyncio.sleep(POLL_S)
+
+    async def _hear_controller(self) -> None:
+        """Wake when observations have been journalled: sooner than by Prefect's events, and without Prefect."""
+        told = -1
+        while True:
+            try:
+                told = await services().controller.acknowledged(told, wait_s=CONTROLLER_WAIT_S)
+                self._wake.set()
+            except ControllerError:
+                await asyncio.sleep(POLL_S)
 
     def _hear(self, event: Event) -> None:
         if event.event == ACTION_FAILED:
@@ -269,6 +293,7 @@ def main() -> int:
     """`python -m flows.service`: serve until SIGTERM; exit code 2 for a wrong configuration."""
     logging.basicConfig(level=os.environ.get("UNICRON_LOG_LEVEL", "INFO"), format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("unicron").addHandler(Overhearing())
     try:
         asyncio.run(_main())
     except UserError as error:

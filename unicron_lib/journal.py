@@ -17,7 +17,7 @@ from unicron_lib.checkpointing.store import ObjectStore
 from unicron_lib.domain.cluster import ClusterState
 from unicron_lib.domain.events import Event
 from unicron_lib.domain.journal import fold
-from unicron_lib.errors import ObjectNotFound
+from unicron_lib.errors import IllegalTransition, ObjectNotFound
 
 SNAPSHOT_EVERY = 200
 
@@ -72,18 +72,25 @@ class Journal:
     def append(self, event: Event) -> bool:
         """Journal `event`; False if its id is there already.
 
-        Raises IllegalTransition, and writes nothing, if it cannot follow what is there.
+        Raises IllegalTransition, and writes nothing, if it cannot follow what is there. Costs one request if nobody else has
+        written anything since this journal last looked.
         """
         with self._lock:
-            while True:
-                state = self._catch_up()
-                if event.id in self._ids:
-                    return False
-                after = fold(state, event)
+            state = self._state if self._started else self._catch_up()
+            while event.id not in self._ids:
+                try:
+                    after = fold(state, event)
+                except IllegalTransition:
+                    known, state = state, self._catch_up()
+                    if state.seq == known.seq and event.id not in self._ids:
+                        raise
+                    continue
                 entry = Entry(seq=after.seq, writer=self._writer, event=event)
                 if self._store.put_if_absent(_entry_key(entry.seq), _entry_json.dump_json(entry)):
                     self._accept(after, event.id)
                     return True
+                state = self._catch_up()
+            return False
 
     def entries(self) -> list[Entry]:
         """The whole journal from its first entry."""

@@ -1,5 +1,6 @@
 """A cluster without processes: agents that answer commands, and a controller client that reaches them."""
 
+import asyncio
 from dataclasses import dataclass, field
 
 from unicron_lib.agent.messages import DrainRanks, HoldRanks, LaunchRanks, OpenRendezvous, Reply, SaveReplica, StopRanks
@@ -88,6 +89,10 @@ class FakeController:
 
     async def acknowledge(self, ids):
         return len(list(ids))
+
+    async def acknowledged(self, told=-1, *, wait_s=0.0):
+        await asyncio.sleep(wait_s)
+        return told
 
     async def job_progress(self, job, *, generation, world_size, wait_s):
         nodes = [node for (node, name), running in self.agents.running.items() if name == job and running == generation]

@@ -76,6 +76,31 @@ def test_a_story_reads_the_same_from_entries_and_from_a_snapshot(tmp_path, monke
     assert not reader.append(scene.events[0]), "an id from before the snapshot is still known"
 
 
+def test_who_has_not_looked_since_others_wrote_still_writes_what_follows_them(tmp_path):
+    store = FileStore(tmp_path)
+    scene = running_pair()
+    scene.fail(ErrorKind.PROCESS_EXIT, "gpt-a", rank=1)
+    scene.settle()
+    first, stale = Journal(store), Journal(store)
+    stale.append(scene.events[0])
+    for event in scene.events[:-1]:
+        first.append(event)
+    assert stale.append(scene.events[-1]), "it follows only what the other has written"
+    assert not stale.append(scene.events[1]), "the other has written it"
+    assert Journal(store).refresh() == scene.state == stale.state
+
+
+def test_an_append_costs_one_request_if_nobody_else_writes(tmp_path, monkeypatch):
+    journal = Journal(FileStore(tmp_path))
+    journal.append(joined(1))
+    asked = []
+    for name in ("get", "list", "put_if_absent"):
+        call = getattr(FileStore, name)
+        monkeypatch.setattr(FileStore, name, lambda *args, call=call, name=name: asked.append(name) or call(*args))
+    assert journal.append(joined(2))
+    assert asked == ["put_if_absent"]
+
+
 def test_what_cannot_follow_is_never_written(tmp_path):
     journal = Journal(FileStore(tmp_path))
     with pytest.raises(IllegalTransition):

@@ -129,6 +129,11 @@ def _observation_routes(controller: Controller) -> APIRouter:
         now = time.monotonic()
         return _json(watchers_json, {job: now - at for job, at in controller.watched_at.items()})
 
+    @router.get("/observations/acknowledged")
+    async def acknowledged(told: int = -1, wait_s: WaitS = 0.0) -> Response:
+        await controller.bell.until(lambda: controller.num_acknowledged != told, timeout_s=wait_s)
+        return _json(acknowledged_json, Acknowledged(acknowledged=controller.num_acknowledged))
+
     @router.post("/observations/ack")
     async def acknowledge(ids: Annotated[list[str], Body(embed=True)]) -> Response:
         return _json(acknowledged_json, Acknowledged(acknowledged=await controller.acknowledge(ids)))

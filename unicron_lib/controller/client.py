@@ -103,6 +103,12 @@ class ControllerClient:
         answer = await self._call("POST", "/v1/observations/ack", json={"ids": list(ids)})
         return _parse(acknowledged_json, answer).acknowledged
 
+    async def acknowledged(self, told: int = -1, *, wait_s: float = 0.0) -> int:
+        """How many observations were acknowledged in this controller's life; waits up to `wait_s` (60 at most) while `told`."""
+        query = {"told": told, "wait_s": wait_s}
+        answer = await self._call("GET", "/v1/observations/acknowledged", query=query, wait_s=wait_s)
+        return _parse(acknowledged_json, answer).acknowledged
+
     async def command(self, node: str, wanted: Command, *, timeout_s: float = 30.0) -> Reply:
         """Have the agent of `node` carry out a command. After an error the same command may be sent again.
 

@@ -35,7 +35,7 @@ class Controller:
     """The controller's memory, which it can lose at any time: the journal and the agents fill it again.
 
     `bell` rings at every observation and every progress; `watched_at` tells when somebody last asked for the
-    observations of a job, by the monotonic clock.
+    observations of a job, by the monotonic clock. `num_acknowledged` observations have been journalled in this life.
     """
 
     def __init__(self, recorder: Recorder, *, snooze_s: float = SNOOZE_S, blind_s: float = BLIND_S) -> None:
@@ -51,6 +51,7 @@ class Controller:
         self.progress = ProgressTable()
         self.bell = Bell()
         self.watched_at: dict[str, float] = {}
+        self.num_acknowledged = 0
 
     def remember(self, state: ClusterState) -> None:
         """Take over the nodes that the journal knows: those that do not dial in are going to be judged."""
@@ -134,6 +135,8 @@ class Controller:
     async def acknowledge(self, ids: Iterable[str]) -> int:
         """Observations are journalled: let the agents forget them; how many of them were waiting."""
         done = self.pending.acknowledge(ids)
+        self.num_acknowledged += len(done)
+        self.bell.ring()
         lives: dict[tuple[str, str], list[int]] = {}
         for observation in done:
             if observation.seq >= 0:

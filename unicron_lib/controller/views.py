@@ -79,7 +79,7 @@ class JobProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledged:
-    """How many of the named observations were still waiting."""
+    """How many of the named observations were still waiting, or how many there were of all."""
 
     acknowledged: int
 

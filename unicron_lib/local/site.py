@@ -101,6 +101,7 @@ def _prefect(site: Site) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "PREFECT_WORKER_QUERY_SECONDS": "0.5",
         "PREFECT_LOGGING_EXTRA_LOGGERS": "unicron",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_DEFAULT_RESULT_STORAGE_BLOCK": "unicron-store/cluster",
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
     }

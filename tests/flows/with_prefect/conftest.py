@@ -40,7 +40,7 @@ async def with_prefect(prefect_server, clear_runs, site, monkeypatch, tmp_path):
     made = response.services()
     made = replace(made, controller=WholeController(site.agents))
     modules = ("tasks.health", "tasks.planning", "tasks.transition", "tasks.memory", "tasks.sending")
-    for module in (*modules, "flows.response", "flows.service", "flows.watching", "flows.burials"):
+    for module in (*modules, "flows.response", "flows.recording", "flows.service", "flows.watching", "flows.burials"):
         monkeypatch.setattr(f"{module}.services", lambda: made)
     monkeypatch.setattr("tasks.events.emit_event", emit_event)
     site.controller = made.controller

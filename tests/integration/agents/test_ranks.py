@@ -1,5 +1,6 @@
 """Ranks under a real agent and a real controller."""
 
+import asyncio
 import math
 import os
 import signal
@@ -95,7 +96,10 @@ async def test_a_rank_that_finishes_is_one_observation(cluster: LocalCluster, jo
     assert [observation.id for observation in await cluster.client.observations(job=job)] == [seen.id]
     assert await cluster.client.observations(job="another") == ()
     assert await cluster.client.observations(job=job, min_age_s=60) == ()
+    told = await cluster.client.acknowledged()
+    news = asyncio.create_task(cluster.client.acknowledged(told, wait_s=30))
     assert await cluster.client.acknowledge([seen.id, "unknown"]) == 1
+    assert await news == told + 1, "who waits for what is journalled hears of it"
     assert await cluster.client.observations(job=job) == ()
 
 

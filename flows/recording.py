@@ -1,0 +1,152 @@
+"""A recovery at work in this process, and the flow run that shows it: what heals never waits for Prefect.
+
+The recovery service answers an incident at once, by plain functions. The flow run that it has meanwhile made shows each thing
+that is done as a task run, with its result and what was logged. Where nobody is at work, as in a worker, the flow does it all.
+"""
+
+import asyncio
+import copy
+import logging
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+from prefect import Task, get_run_logger
+
+from flows.response import as_task, respond
+from tasks.planning import complete
+from tasks.reporting import report_recovery
+from tasks.services import services
+
+AnyTask = Task[Any, Coroutine[Any, Any, Any]]
+_under_way: ContextVar["Act | None"] = ContextVar("_under_way", default=None)
+_shown: ContextVar["Work | None"] = ContextVar("_shown", default=None)
+
+
+@dataclass(slots=True, kw_only=True)
+class Act:
+    """One thing that is done: a task's function with `args`, begun `after` others had ended. What it logs is kept."""
+
+    task: AnyTask
+    args: tuple[object, ...]
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    result: Any = None
+    error: BaseException | None = None
+    logged: list[logging.LogRecord] = field(default_factory=list)
+    after: Sequence["Act"] = ()
+    shown: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def do(self) -> Any:
+        """Do it."""
+        token = _under_way.set(self)
+        try:
+            self.result = await self.task.fn(*self.args)
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            _under_way.reset(token)
+            self.ended.set()
+        return self.result
+
+    async def show(self) -> None:
+        """A task run that lasts until it is done, and ends as it did."""
+        for earlier in self.after:
+            await earlier.shown.wait()
+        task = copy.copy(self.task)
+        task.fn = self._outcome()
+        try:
+            await task(*self.args)
+        finally:
+            self.shown.set()
+
+    def _outcome(self) -> Any:
+        @wraps(self.task.fn)
+        async def outcome(*_args: object) -> Any:
+            await self.ended.wait()
+            _log_again(self.logged)
+            if self.error is not None:
+                raise self.error
+            return self.result
+
+        return outcome
+
+
+class Work:
+    """What is done for an incident, in its order, a `with` block long."""
+
+    def __init__(self) -> None:
+        self.is_over = asyncio.Event()
+        self._acts: list[Act] = []
+        self._news = asyncio.Event()
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> None:
+        """Nothing is to be done."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Nothing more will be done; the run that shows it fails as the work has."""
+        self._error = error
+        self.is_over.set()
+        self._news.set()
+
+    async def call(self, task: AnyTask, *args: object) -> Any:
+        """Do what a task does, as the function that it is."""
+        act = Act(task=task, args=args, after=[act for act in self._acts if act.ended.is_set()])
+        self._acts.append(act)
+        self._news.set()
+        return await act.do()
+
+    async def show(self) -> None:
+        """A task run for each thing that was done, is done and will be, and the reports of what was completed."""
+        runs = list[asyncio.Task[None]]()
+        while len(runs) < len(self._acts) or not self.is_over.is_set():
+            self._news.clear()
+            runs += [asyncio.create_task(act.show()) for act in self._acts[len(runs) :]]
+            if not self.is_over.is_set():
+                await self._news.wait()
+        await asyncio.gather(*runs, return_exceptions=True)
+        state = services().journal.state
+        for act in self._acts:
+            if act.task is complete and act.error is None:
+                await report_recovery(state, state.plans[str(act.args[0])])
+        if self._error is not None:
+            raise self._error
+
+
+@contextmanager
+def shown_by_a_run(work: Work) -> Iterator[None]:
+    """Within, a flow run that is to answer an incident shows how `work` does so."""
+    token = _shown.set(work)
+    try:
+        yield
+    finally:
+        _shown.reset(token)
+
+
+async def answer(incident: str | None) -> None:
+    """What the flows do: work until `incident` is over, or show the work that this process does for it."""
+    work = _shown.get()
+    await (respond(as_task, incident=incident) if work is None else work.show())
+
+
+def _log_again(records: Iterable[logging.LogRecord]) -> None:
+    """Have the task run, in which this is called, log what was logged elsewhere, at its own time."""
+    run = get_run_logger()
+    assert isinstance(run, logging.LoggerAdapter)
+    for record in records:
+        record.__dict__.update(run.extra or {})
+        run.logger.handle(record)
+
+
+class Overhearing(logging.Handler):
+    """Keeps what is logged while something is done, for those who show it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record."""
+        act = _under_way.get()
+        if act is not None:
+            act.logged.append(record)

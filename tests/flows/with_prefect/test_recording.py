@@ -1,0 +1,92 @@
+"""A recovery never waits for Prefect: the flow run that shows it comes later, and shows all of it."""
+
+import asyncio
+import logging
+
+import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.sorting import TaskRunSort
+from prefect_site import recovery_service, runs_of, until
+from test_prefect_events import all_over
+
+from flows.recording import Overhearing, Work, shown_by_a_run
+from flows.recovery import recover
+from flows.response import respond
+from flows.service import RecoveryService
+from tasks.planning import complete, dismiss
+
+KINDS = ["plan", "drain", "stop", "restore", "launch", "resume", "complete"]
+
+
+@pytest.fixture
+def overhearing():
+    logger, handler = logging.getLogger("unicron"), Overhearing()
+    logger.addHandler(handler)
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    yield
+    logger.setLevel(before)
+    logger.removeHandler(handler)
+
+
+async def shown_of(run):
+    """The names of a run's task runs in the order of their beginning, and the states that they ended in."""
+    async with get_client() as client:
+        of_run = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
+        found = await client.read_task_runs(flow_run_filter=of_run, sort=TaskRunSort.EXPECTED_START_TIME_ASC)
+        found.sort(key=lambda it: it.start_time)
+        return [it.name.partition(" ")[0] for it in found], {it.state.name for it in found}
+
+
+async def test_a_recovery_is_over_before_its_run_is_made_and_shown_whole_afterwards(with_prefect, monkeypatch, overhearing):
+    made, new_run = asyncio.Event(), RecoveryService._new_run
+
+    async def late(service, incident):
+        await made.wait()
+        return await new_run(service, incident)
+
+    monkeypatch.setattr(RecoveryService, "_new_run", late)
+    async with recovery_service():
+        with_prefect.fail("f1")
+        await until("the recovery", lambda: all_over(with_prefect))
+        assert not await runs_of("recover")
+        made.set()
+
+        async def is_shown():
+            return [run.state.name for run in await runs_of("recover")] == ["Completed"]
+
+        await until("its run", is_shown)
+        (run,) = await runs_of("recover")
+
+        async def has_all():  # Prefect takes task runs in late
+            return len((await shown_of(run))[0]) == len(KINDS)
+
+        await until("its task runs", has_all)
+        assert await shown_of(run) == (KINDS, {"Completed"})
+        async with get_client() as client:
+            of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id]))
+            artifacts = await client.read_artifacts(artifact_filter=of_run)
+        assert [it.type for it in artifacts].count("markdown") == 1
+
+
+async def test_what_an_act_logs_its_task_run_logs_too(with_prefect, overhearing, caplog):
+    with_prefect.fail("f1")
+    work = Work()
+    with work:
+        await respond(work.call)
+    with shown_by_a_run(work):
+        await recover("open")
+    told = [record for record in caplog.records if record.getMessage().startswith("launch gpt-a: ranks")]
+    assert {hasattr(record, "task_run_id") for record in told} == {True}
+    assert {record.task_run_name for record in told} == {"launch gpt-a"}
+
+
+async def test_a_run_fails_as_the_work_that_it_shows(with_prefect):
+    work = Work()
+    with pytest.raises(AttributeError), work:
+        await work.call(dismiss, "no action")
+    with shown_by_a_run(work):
+        state = await recover("open", return_state=True)
+    assert state.is_failed()
+    assert complete.name not in {act.task.name for act in work._acts}
