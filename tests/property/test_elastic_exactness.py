@@ -62,6 +62,7 @@ def check(spec: JobSpec, undisturbed: type_of_run, plans: list[Generation], *, t
         assert max(float((a - b).abs().max()) for a, b in zip(state, expected, strict=True)) <= tolerance
     if not world.sat_out:  # who comes back may bring what the others have done again meanwhile
         assert world.recomputed == []
+        assert not any(progress.discarded_micro_batches for progress in world.said)
     return world
 
 

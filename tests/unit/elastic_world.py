@@ -94,6 +94,7 @@ class Checkpoints:
     """The newest complete checkpoint: what the ranks of a replica have saved of it, by their places."""
 
     iteration: int = -1
+    generation: int = -1
     loss: float = 0.0
     state: dict[Place, dict[str, torch.Tensor]] = field(default_factory=dict)
     saves: list[int] = field(default_factory=list)
@@ -118,6 +119,7 @@ class Saving:
         if len(parts) == self.layout.replica_size:
             self.checkpoints.saves.append(position.iteration)
             self.checkpoints.iteration, self.checkpoints.loss = position.iteration, position.loss
+            self.checkpoints.generation = position.generation
             self.checkpoints.state = parts
 
 
@@ -209,7 +211,8 @@ class World:
             memory.replica.load(saved.state[memory.replica.siblings.place])
             return saved.loss
 
-        return Fallback(iteration=saved.iteration, name="" if saved.iteration < 0 else "manifest", load=load)
+        name = "" if saved.iteration < 0 else "manifest"
+        return Fallback(iteration=saved.iteration, name=name, load=load, generation=saved.generation)
 
     def _members(self, plan: Generation) -> Sequence[int]:
         """Processes for all ranks: whoever has a place keeps it, in whatever replica."""

@@ -103,6 +103,43 @@ def test_if_nothing_is_left_of_the_iteration_it_is_a_new_one() -> None:
     assert found.in_place_of_lost == {0: (), 1: ()}
 
 
+def test_what_a_rank_had_done_for_an_iteration_that_others_have_completed_with_it_is_not_lost() -> None:
+    """A crash in the tail of an all-reduce: rank 0 waits in it, the others are in the next iteration."""
+    others = [standing(rank, lineage=3, was_in=3, done=done(2 * rank, 2 * rank + 1)) for rank in (1, 2)]
+    behind = standing(0, iteration=3, lineage=3, under_way=4, was_in=3, done=done(0, 1), reduced={0: 3})
+    found = agreed(behind, *others)
+    assert found.keeps == {0: done(), 1: done(2, 3), 2: done(4, 5)}
+    assert found.discards == {0: done(), 1: done(), 2: done()}
+
+
+def test_what_others_have_completed_without_a_rank_is_lost_of_it() -> None:
+    behind = standing(0, iteration=3, lineage=1, under_way=4, was_in=1, done=done(0, 1))
+    assert agreed(behind, standing(1, lineage=2, was_in=2)).discards == {0: done(0, 1), 1: done()}
+
+
+def test_what_is_done_of_an_iteration_that_nobody_goes_on_with_is_lost() -> None:
+    stale = standing(0, lineage=1, was_in=1, done=done(0))
+    found = agreed(stale, standing(1, lineage=2, was_in=2, done=done(1)))
+    assert found.discards == {0: done(0), 1: done()}
+    assert agreed(stale, standing(1, was_in=1, done=done(1)), fallback=7).discards == {0: done(0), 1: done(1)}
+
+
+def test_a_checkpoint_has_what_ranks_of_its_generation_had_done() -> None:
+    last = standing(0, was_in=3, done=done(0, 1))
+    found = agree([last], num_micro_batches=8, num_buckets=4, fallback_iteration=5, fallback_generation=3)
+    assert (found.loads_fallback, found.discards) == (True, {0: done()})
+
+
+def test_of_a_part_that_does_not_count_all_is_lost_unless_every_bucket_is_final() -> None:
+    """Only one of the ranks of a replica has done it."""
+    final = dict.fromkeys(range(4), 1)
+    for reduced, discarded in (({0: 1}, done(0, 1)), (final, done())):
+        ranks = standing(0, done=done(0, 1), reduced=reduced), standing(1, done=done(0), reduced=final)
+        found = agree(ranks, num_micro_batches=8, num_buckets=4, fallback_iteration=-1, replica_size=2)
+        assert found.keeps == {0: done(), 1: done()}
+        assert found.discards[0] == discarded
+
+
 def test_the_order_of_the_standings_does_not_matter() -> None:
     ranks = [standing(0, done=done(0, 1)), standing(1, done=done(1, 2)), newcomer(2), standing(3, reduced={0: 1})]
     assert agreed(*ranks) == agreed(*reversed(ranks))

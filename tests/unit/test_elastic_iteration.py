@@ -80,6 +80,7 @@ def test_survivors_keep_all_they_have_computed_and_share_what_is_lost(world, exp
     assert [p.iteration for p in told] == [1, 1, 1]
     assert [p.kept_micro_batches for p in told] == [2, 2, 2]
     assert sum(p.recomputed_micro_batches for p in told) == 2
+    assert sum(p.discarded_micro_batches for p in told) == 0
     assert [p.source for p in told] == ["own memory"] * 3
     assert sum(p.copied_bytes > 0 for p in told) == copied_to
     assert world.recomputed == []
@@ -109,7 +110,7 @@ def test_an_iteration_of_two_generations_is_not_measured(world) -> None:
 
 
 def test_who_has_not_stepped_gets_the_state_of_the_one_that_has(world, expected) -> None:
-    """Which has begun the next iteration by then."""
+    """Which has begun the next iteration by then. The others' work is in that state: none of it is lost."""
     world.live(Generation(size=4, faults=(Fault(rank=3, at=BUCKETS[3], moment="amid", lucky=frozenset({1})),)))
     assert sorted(m.position.iteration for m in world.people.values()) == [0, 0, 1]
     assert world.live(Generation(size=3))
@@ -117,6 +118,7 @@ def test_who_has_not_stepped_gets_the_state_of_the_one_that_has(world, expected)
     assert [(p.iteration, p.source, p.kept_micro_batches) for p in told] == [
         *((2, "rank 1", 0), (2, "own memory", 2), (2, "rank 1", 0)),
     ]
+    assert [p.discarded_micro_batches for p in told] == [0, 0, 0]
     assert world.recomputed == []
     assert_ends_as(world, expected)
 
@@ -141,12 +143,34 @@ def test_a_job_that_was_parked_between_two_iterations_begins_the_next_one_anew(w
     assert_ends_as(world, expected)
 
 
+def test_who_comes_back_with_what_others_have_done_again_meanwhile_tells_that_it_is_lost(world, expected) -> None:
+    world.live(Generation(size=4, faults=(Fault(rank=0, at=COMPUTED),)))
+    assert [len(memory.effort.done) for memory in world.people.values()] == [2, 2, 2]
+    world.live(Generation(size=2, absent=frozenset({0}), faults=(Fault(rank=0, at=COMPUTED + 4),)))
+    assert world.live(Generation(size=2))
+    told = first_of(world, 3)
+    assert [p.discarded_micro_batches for p in told] == [2, 0]
+    assert_ends_as(world, expected)
+
+
 def test_without_any_survivor_the_newest_checkpoint_is_loaded(world, expected) -> None:
     world.live(Generation(size=1, faults=(Fault(rank=0, at=60),)))
     assert world.fired
     assert world.checkpoints.iteration == 1
     assert world.live(Generation(size=2))
     assert [(p.iteration, p.source) for p in first_of(world, 2)] == [(2, "manifest")] * 2
+    assert_ends_as(world, expected)
+
+
+def test_a_checkpoint_of_the_iteration_under_way_has_what_the_survivors_had_done_of_it(world, expected) -> None:
+    """Rank 0 has saved it, and is lost; all others wait in its all-reduce."""
+    cut_off = Fault(rank=3, at=BUCKETS[3], moment="amid", lucky=frozenset({0}))
+    world.live(Generation(size=4, faults=(cut_off, Fault(rank=0, at=BUCKETS[3] + 2))))
+    assert world.checkpoints.iteration == 1
+    assert [(m.position.iteration, len(m.effort.done)) for m in world.people.values()] == [(0, 2), (0, 2)]
+    assert world.live(Generation(size=2))
+    told = first_of(world, 2)
+    assert [(p.iteration, p.source, p.discarded_micro_batches) for p in told] == [(2, "manifest", 0)] * 2
     assert_ends_as(world, expected)
 
 

@@ -46,8 +46,11 @@ def test_a_lost_replica_goes_on_from_the_newest_parts_of_one_iteration(
     world = KeptWorld(kept_job(*kind, memory_interval=2), tmp_path)
     assert not world.live(one(faults=(CRASHES[kind],)))
     assert {memory.position.iteration for memory in world.people.values()} == {2}
+    given_up = sum(len(memory.effort.done) for memory in world.people.values())
+    assert given_up > 0
     if left == "all are gone":
         world.lose_all()
+        given_up = 0
     world.slot = world.find().place
     assert world.slot == (1, 1)
     told = len(world.said)
@@ -55,6 +58,7 @@ def test_a_lost_replica_goes_on_from_the_newest_parts_of_one_iteration(
     began = world.said[told : told + world.spec.layout(1).replica_size]
     assert {progress.iteration for progress in began} == {2}
     assert {progress.source.partition(" of ")[0] for progress in began} == {"slot"}
+    assert sum(progress.discarded_micro_batches for progress in began) == given_up
     assert_undisturbed(world, undisturbed)
 
 

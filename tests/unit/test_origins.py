@@ -2,6 +2,7 @@
 
 from unicron_lib.controller.origins import Origin, origin_told
 
+LOST = Origin(source="own memory", discarded_micro_batches=3)
 OWN = Origin(source="own memory", kept_micro_batches=4)
 COPIED = Origin(source="rank 0", copied_bytes=900_000, copy_s=0.012, recomputed_micro_batches=4)
 STORED = Origin(source="jobs/a/manifests/7.json")
@@ -13,7 +14,13 @@ def test_survivors_and_who_copied_from_them() -> None:
         "own memory of 3 ranks, rank 1 copied 0.9 MB from rank 0 in 0.01 s; 12 micro-batches kept, 4 computed again"
     )
     assert (told["went_on_after"], told["copied_bytes"]) == (41, 900_000)
-    assert (told["kept_micro_batches"], told["recomputed_micro_batches"]) == (12, 4)
+    assert (told["kept_micro_batches"], told["recomputed_micro_batches"], told["discarded_micro_batches"]) == (12, 4, 0)
+
+
+def test_work_that_is_lost_is_told_if_there_is_any() -> None:
+    told = origin_told({0: OWN, 1: LOST, 2: LOST}, held=41, stored=39)
+    assert told["discarded_micro_batches"] == 6
+    assert told["from"] == "own memory of 3 ranks; 4 micro-batches kept, 0 computed again, 6 discarded"
 
 
 def test_a_checkpoint_is_told_once_and_the_iterations_since_then_are_lost() -> None:

@@ -29,6 +29,7 @@ ORIGIN = {
     "copy_s": 0.5,
     "kept_micro_batches": 3,
     "recomputed_micro_batches": 2,
+    "discarded_micro_batches": 4,
 }
 MEASURED = {"iteration_s": 0.1 + 0.2, "flops": 1.5e16, "compute_s": 1e-7}
 
@@ -48,6 +49,12 @@ def test_the_agent_reads_what_was_told(origin, loss, grad_norm):
     read = from_rank.validate_json(line)
     fixed = {"job": "llama-7b", "generation": 4, "rank": 3, "world_size": 8}
     assert read == Progress(**fixed, **origin, iteration=12, loss=loss, grad_norm=grad_norm, at=read.at, **MEASURED)
+
+
+def test_a_line_of_a_rank_that_tells_nothing_of_lost_work_is_read():
+    (line,) = told(12, {"kept_micro_batches": 3}, loss=2.5)
+    assert b"discarded" not in line
+    assert from_rank.validate_json(line).discarded_micro_batches == 0
 
 
 def test_a_loss_that_is_no_number_stays_none():

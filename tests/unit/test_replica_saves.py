@@ -10,12 +10,15 @@ from elastic_world import small_job
 from layout_world import train, whole_state
 from memory_store import MemoryStore
 
+from unicron_lib.agent.beats import BeatWriter
 from unicron_lib.checkpointing.repository import CheckpointRepository
 from unicron_lib.domain.plans import Layout
 from unicron_lib.training.environment import RankEnvironment
+from unicron_lib.training.handover import Memory
 from unicron_lib.training.position import Position
 from unicron_lib.training.saver import Saver
 from unicron_lib.training.shards import read_state
+from unicron_lib.training.term import Term
 
 LAYOUT = Layout(tp=2, pp=2, dp=2)
 SPEC = small_job(
@@ -30,10 +33,13 @@ def replicas() -> Iterator[list]:
     dist.destroy_process_group()
 
 
-def saver(repository: CheckpointRepository, rank: int) -> Saver:
+def environment(rank: int, **more) -> RankEnvironment:
     where = {"run_dir": Path("/nowhere"), "agent_socket": "", "store_url": "", "master_addr": "", "master_port": 0, "node": "n"}
-    env = RankEnvironment(spec=SPEC, generation=3, rank=rank, world_size=8, local_rank=rank, tp=2, pp=2, **where)
-    return Saver(repository, env)
+    return RankEnvironment(spec=SPEC, generation=3, rank=rank, world_size=8, local_rank=rank, tp=2, pp=2, **where | more)
+
+
+def saver(repository: CheckpointRepository, rank: int) -> Saver:
+    return Saver(repository, environment(rank))
 
 
 def save(repository: CheckpointRepository, replicas: list, rank: int, *, lineage: int = 2) -> str | None:
@@ -52,6 +58,15 @@ def test_what_is_saved_is_the_whole_state(replicas: list, ranks: tuple[int, ...]
     found, expected = read_state(repository, manifest), whole_state(replicas, LAYOUT)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_who_falls_back_on_it_knows_the_generation_that_wrote_it(replicas: list, tmp_path: Path) -> None:
+    repository = CheckpointRepository(MemoryStore(), SPEC.job)
+    *_, key = [save(repository, replicas, rank) for rank in (5, 6, 7, 4)]
+    for given, expected in ((key, (1, 3)), (None, (-1, -1))):
+        env = environment(0, restore_from=given, store_url=tmp_path.as_uri())
+        fallback = Term(env, None, BeatWriter(None))._fallback(Memory(replica=replicas[0]))
+        assert (fallback.iteration, fallback.generation) == expected
 
 
 def test_without_all_parts_of_one_state_nothing_is_committed(replicas: list, caplog) -> None:

@@ -1,6 +1,7 @@
 """A job goes on in another layout from the parts in memory, as if nothing had happened."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from test_kept_parts import assert_undisturbed
 from unicron_lib.checkpointing.slots import SlotPair
 from unicron_lib.checkpointing.tensors import unpack
 from unicron_lib.domain.plans import Layout
+from unicron_lib.training.rank import Rank
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WHOLE, LINE, STAGES, BOTH = (1, 1), (2, 1), (1, 2), (2, 2)
@@ -99,3 +101,16 @@ def spoil(part: SlotPair, place: tuple[int, int]) -> None:
     claim = part.claim(len(spoiled))
     claim.data[:] = spoiled
     claim.commit(header)
+
+
+def test_what_a_rank_had_done_in_another_layout_is_given_up(tmp_path: Path) -> None:
+    world = KeptWorld(kept_job(*WHOLE), tmp_path, replicas=2)
+    env = world._environment(0, 2, node="")
+    rank = Rank(env, None)
+    whole = rank._memory_for(env)
+    whole.effort.begin(3, [0, 1, 2])
+    whole.effort.finish(1)
+    assert rank._memory_for(env) is whole
+    part = rank._memory_for(replace(env, tp=2))
+    assert part is not whole
+    assert part.given_up == 1

@@ -40,8 +40,8 @@ class Progress:
 
     The rest tells how this rank came into its generation, and stays the same in it: the `source` of its state ("own memory",
     "rank 2", "slot of node-1", with " (resharded from tp=2 pp=3)" if another layout has kept it, a manifest's key, "" for a
-    fresh start), what was copied, and of the iteration that was under way how many micro-batches it kept, and computed in place
-    of a lost rank.
+    fresh start), what was copied, and of the iteration that was under way how many micro-batches it kept, computed in place
+    of a lost rank, and discarded: these it had complete, and their results go into the training nowhere.
     """
 
     job: str
@@ -60,6 +60,7 @@ class Progress:
     copy_s: float = 0.0
     kept_micro_batches: int = 0
     recomputed_micro_batches: int = 0
+    discarded_micro_batches: int = 0
     type: Literal["progress"] = "progress"
 
 

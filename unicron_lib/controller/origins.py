@@ -18,6 +18,7 @@ class Origin:
     copy_s: float = 0.0
     kept_micro_batches: int = 0
     recomputed_micro_batches: int = 0
+    discarded_micro_batches: int = 0
 
     @property
     def is_memory(self) -> bool:
@@ -33,6 +34,7 @@ def origin_of(progress: Progress) -> Origin:
         copy_s=progress.copy_s,
         kept_micro_batches=progress.kept_micro_batches,
         recomputed_micro_batches=progress.recomputed_micro_batches,
+        discarded_micro_batches=progress.discarded_micro_batches,
     )
 
 
@@ -45,10 +47,17 @@ def told(origins: Mapping[int, Origin]) -> str:
     parts += [f"{slot} for {_ranks(slots.count(slot))}" for slot in sorted(set(slots))]
     stored = sorted({origin.source for origin in origins.values() if origin.source and not origin.is_memory})
     parts += [f"the checkpoint {key}" for key in stored]
+    return ", ".join(parts) + _work(origins)
+
+
+def _work(origins: Mapping[int, Origin]) -> str:
+    """What has become of the iteration under way."""
     kept = sum(origin.kept_micro_batches for origin in origins.values())
     again = sum(origin.recomputed_micro_batches for origin in origins.values())
-    work = f"; {kept} micro-batches kept, {again} computed again" if kept or again else ""
-    return ", ".join(parts) + work
+    lost = sum(origin.discarded_micro_batches for origin in origins.values())
+    if not (kept or again or lost):
+        return ""
+    return f"; {kept} micro-batches kept, {again} computed again{f', {lost} discarded' if lost else ''}"
 
 
 def origin_told(origins: Mapping[int, Origin], *, held: Scalar, stored: Scalar) -> dict[str, Scalar]:
@@ -65,6 +74,7 @@ def origin_told(origins: Mapping[int, Origin], *, held: Scalar, stored: Scalar) 
         "went_on_after": held if in_memory and held is not None else stored,
         "kept_micro_batches": sum(origin.kept_micro_batches for origin in origins.values()),
         "recomputed_micro_batches": sum(origin.recomputed_micro_batches for origin in origins.values()),
+        "discarded_micro_batches": sum(origin.discarded_micro_batches for origin in origins.values()),
         "copied_bytes": sum(origin.copied_bytes for origin in origins.values()),
     }
 

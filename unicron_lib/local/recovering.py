@@ -154,11 +154,13 @@ class Patients:
         return assignment.slots[rank].node
 
 
-def told_of_plan(state: ClusterState, incident: Incident, job: str, kind: StepKind, key: str) -> int:
-    """A number that the steps of that kind, for `job`, of the incident's plan told; 0 if none did."""
-    plan = state.plans.get(incident.plan or "")
-    steps = [step for step in plan.plan.steps if (step.kind, step.job) == (kind, job)] if plan else []
-    return sum(int(plan.results.get(step.id, {}).get(key) or 0) for step in steps) if plan else 0
+def told_of_plan(state: ClusterState, incident: Incident, job: str, kind: StepKind, key: str) -> int | None:
+    """A number that the steps of that kind, for `job`, of the incident's plan told; None if none did."""
+    if (plan := state.plans.get(incident.plan or "")) is None:
+        return None
+    steps = [step for step in plan.plan.steps if (step.kind, step.job) == (kind, job)]
+    told = [found for step in steps if (found := plan.results.get(step.id, {}).get(key)) is not None]
+    return sum(map(int, told)) if told else None
 
 
 def _closed(state: ClusterState, struck: Struck) -> Sequence[Incident]:

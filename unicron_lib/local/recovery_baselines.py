@@ -57,7 +57,7 @@ async def _hurt_torchrun(run: Torchrun, watch: IterationWatch, trials: Trials, f
     if fault is Fault.SEV1:
         run.start_node()
         await strikes.stepping(watch, ranks=RANKS)
-    return replace(found, lost_micro_batches=lost_micro_batches(found.again, kept=0, ranks_lost=ranks_lost))
+    return replace(found, lost_micro_batches=lost_micro_batches(found.again, ranks_lost=ranks_lost))
 
 
 async def torchft(trials: Trials) -> AsyncGenerator[Found, None]:
@@ -92,4 +92,4 @@ async def _hurt_torchft(run: Torchft, watch: IterationWatch, trials: Trials, fau
     found = outage(watch.sights, fault_at, ranks=RANKS - ranks_lost, renews=False)
     run.bring_back()
     await strikes.stepping(watch, ranks=RANKS)
-    return replace(found, lost_micro_batches=lost_micro_batches(found.again, kept=0, ranks_lost=ranks_lost))
+    return replace(found, lost_micro_batches=lost_micro_batches(found.again, ranks_lost=ranks_lost))

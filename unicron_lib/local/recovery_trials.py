@@ -4,8 +4,10 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from unicron_lib.domain.cluster import ClusterState, Incident
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import StepKind
 from unicron_lib.domain.timeline import timing
@@ -64,13 +66,21 @@ class Trials:
         return Place(interval=JOB.save_interval, past=PAST[number % len(PAST)], wait_s=WHEN * PACE_S)
 
 
-def lost_micro_batches(again: int, *, kept: int, ranks_lost: int, done: int = 0) -> int:
+def lost_micro_batches(again: int, *, ranks_lost: int, discarded: int | None = None) -> int:
     """Micro-batches that survivors had complete and computed once more: of whole iterations, and of the one under way.
 
-    Of that they had `done` so many (0: not told, then all: that is when the fault was done), of which they `kept` some.
+    Of that they `discarded` so many; None where not all of them live on, or tell: then all, for it was complete at the fault.
     """
     share = JOB.num_micro_batches * (RANKS - ranks_lost) // RANKS
-    return again * share + max(0, (done or share) - kept)
+    return again * share + (share if discarded is None else discarded)
+
+
+def lost_as_told(state: ClusterState, incident: Incident, again: int, *, ranks_lost: int) -> int:
+    """`lost_micro_batches`, with what the steps of the incident's plan tell of the iteration under way."""
+    told = partial(recovering.told_of_plan, state, incident, JOB.job)
+    live_on = (told(StepKind.DRAIN, "held") or 0) >= RANKS - ranks_lost
+    discarded = told(StepKind.RESUME, "discarded_micro_batches") if live_on else None
+    return lost_micro_batches(again, ranks_lost=ranks_lost, discarded=discarded)
 
 
 async def ours(trials: Trials) -> AsyncGenerator[Found, None]:
@@ -126,9 +136,7 @@ async def _lose_a_node(patients: Patients, trials: Trials, number: int) -> tuple
 async def _told(patients: Patients, struck: Struck, found: Outage, *, ranks_lost: int) -> Outage:
     """With what the journal tells of it."""
     state, incident = await patients.healed(struck)
-    done = recovering.told_of_plan(state, incident, JOB.job, StepKind.DRAIN, "micro_batches")
-    kept = recovering.told_of_plan(state, incident, JOB.job, StepKind.RESUME, "kept_micro_batches")
-    lost = lost_micro_batches(found.again, kept=kept, ranks_lost=ranks_lost, done=done)
+    lost = lost_as_told(state, incident, found.again, ranks_lost=ranks_lost)
     return replace(found, lost_micro_batches=lost, detection_s=timing(state, incident).detection_s)
 
 

@@ -16,7 +16,8 @@ class Standing:
     pairs mean equal bits. Of the iteration `under_way` (-1: none) its buffer holds the micro-batches `done`; the buckets in
     `reduced` hold everybody's, summed in the generation given. `share` are the micro-batches that it would have done anyway.
     `grad_norm` is that of `iteration`, if known. A rank of several in a replica was ready to complete the one under way in the
-    generation `prepared_in`, but for what its siblings said at the end.
+    generation `prepared_in`, but for what its siblings said at the end. The last generation that it `was_in` (-1: none) is the
+    last one in whose sums it had its part.
     """
 
     rank: int
@@ -31,6 +32,7 @@ class Standing:
     reduced: Mapping[int, int] = field(default_factory=dict)
     grad_norm: float | None = None
     prepared_in: int = -1
+    was_in: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,12 @@ class Agreement:
     generation that summed each; `bucket_from` names who gives them to the ranks in `lacks`. `todo` are the micro-batches
     that each rank is to add to the other buckets, `in_place_of_lost` those among them that were no rank's here. What is said of
     buckets is said of one column; `is_resumed` tells whether something of the iteration under way is kept in any.
+
+    `discards` is the work that is lost: the micro-batches of the iteration under way that each rank had complete, and whose
+    results go into the training nowhere. A rank's `done` are those that it keeps, that it discards, and that are in the state
+    agreed on, or in the final buckets if all are final. Where others have completed an iteration without a rank that was away,
+    they may have had its sums or not: that cannot be told, and counts as lost. Not counted are whole iterations that are gone
+    back over, and what ranks had done that are not here.
     """
 
     iteration: int
@@ -58,6 +66,7 @@ class Agreement:
     lacks: Mapping[int, tuple[int, ...]]
     todo: Mapping[int, tuple[int, ...]]
     in_place_of_lost: Mapping[int, tuple[int, ...]]
+    discards: Mapping[int, frozenset[int]]
     is_resumed: bool
     steps: Mapping[int, Standing] = field(default_factory=dict)
 
@@ -73,10 +82,13 @@ def agree(
     num_micro_batches: int,
     num_buckets: int,
     fallback_iteration: int,
+    fallback_generation: int = -1,
     replica_size: int = 1,
     column: int = 0,
 ) -> Agreement:
     """Decide, given everybody's standing; `fallback_iteration` is the last one in the checkpoint that all were given, -1: none.
+
+    `fallback_generation` wrote it, -1: not known.
 
     The state that is furthest wins, of those that every column has. Several ranks may have got there by different sums (one was
     cut off, the others did the iteration again): the newest generation's counts. Whoever has no such state gets it from the
@@ -91,13 +103,14 @@ def agree(
     givers = {b: _newest(columns[column], b) for b in sorted(final[column])}
     reduced = {b: giver.reduced[b] for b, giver in givers.items()}
     keeps = _without_doubles(standings, working, replica_size)
+    best = (holders[0].iteration, holders[0].lineage) if holders else (fallback_iteration, fallback_generation)
     is_anything_left = any(len(buckets) < num_buckets for buckets in final)
     todo = _todo(standings, keeps, num_micro_batches if is_anything_left else 0, replica_size)
     own = frozenset[int]().union(*(s.share for s in working))
     is_resumed = any(final) or any(keeps.values())
     in_column = [s for s in standings if s.rank % replica_size == column]
     return Agreement(
-        iteration=holders[0].iteration if holders else fallback_iteration,
+        iteration=best[0],
         lineage=holders[0].lineage if holders else -1,
         loss=holders[0].loss if holders else 0.0,
         grad_norm=next((s.grad_norm for s in holders if s.grad_norm is not None), None),
@@ -109,6 +122,7 @@ def agree(
         lacks={b: tuple(s.rank for s in in_column if s not in working or s.reduced.get(b) != reduced[b]) for b in reduced},
         todo=todo,
         in_place_of_lost={rank: tuple(m for m in todo[rank] if is_resumed and m not in own) for rank in todo},
+        discards=_discards(standings, keeps, best, whole=() if is_anything_left else working),
         is_resumed=is_resumed,
         steps=steps,
     )
@@ -190,3 +204,21 @@ def _todo(
     missing = [m for m in range(num_micro_batches) if m not in counted]
     num_replicas = len(standings) // replica_size
     return {s.rank: tuple(missing[s.rank // replica_size :: num_replicas]) for s in standings}
+
+
+def contains(iteration: int, lineage: int, *, under_way: int, was_in: int) -> bool:
+    """Whether a state has in it what a rank had done of the iteration `under_way`.
+
+    The generation that completed it did so with all of its ranks.
+    """
+    return under_way <= iteration and was_in == lineage
+
+
+def _discards(
+    standings: Sequence[Standing], keeps: Mapping[int, frozenset[int]], best: tuple[int, int], *, whole: Sequence[Standing]
+) -> dict[int, frozenset[int]]:
+    """What each rank has done for nothing, all going on after the state `best`; of those in `whole` all is in final buckets."""
+    return {
+        s.rank: frozenset() if s in whole or contains(*best, under_way=s.under_way, was_in=s.was_in) else s.done - keeps[s.rank]
+        for s in standings
+    }

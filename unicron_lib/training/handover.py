@@ -30,12 +30,13 @@ class Fallback:
 
     `iteration` is its last complete one, -1 for a fresh start; `name` is its manifest's key, "" for a fresh start. `load`
     loads it into the rank's replica and returns its loss: it is called only if the ranks agree to begin there, and not for a
-    fresh start.
+    fresh start. `generation` wrote it, -1 for a fresh start.
     """
 
     iteration: int
     name: str
     load: Callable[[], float]
+    generation: int = NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,7 @@ class Origin:
     copy_s: float = 0.0
     kept_micro_batches: int = 0
     recomputed_micro_batches: int = 0
+    discarded_micro_batches: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,7 +57,8 @@ class Memory:
 
     That was `saved_at` (monotonic), or the process began then.
     `came_from` tells where a state is from that this process has not computed. With `is_recheck_off` the job's kernels are
-    known not to be deterministic.
+    known not to be deterministic. `was_in` is the last generation into which the rank came, -1 for none. Since then it has
+    `given_up` so many complete micro-batches, for a state from elsewhere or for another layout.
     """
 
     replica: Replica
@@ -67,6 +70,8 @@ class Memory:
     came_from: str = ""
     is_recheck_off: bool = False
     doubt: Doubt = field(default_factory=Doubt)
+    was_in: int = NONE
+    given_up: int = 0
 
 
 def hand_over(
@@ -84,6 +89,7 @@ def hand_over(
         num_micro_batches=num_micro_batches,
         num_buckets=len(memory.replica.buckets),
         fallback_iteration=fallback.iteration,
+        fallback_generation=fallback.generation,
         replica_size=replica_size,
         column=peers.rank % replica_size,
     )
@@ -101,8 +107,9 @@ def hand_over(
         copy_s=time.monotonic() - started if copied_bytes else 0.0,
         kept_micro_batches=len(agreed.keeps[peers.rank]),
         recomputed_micro_batches=len(agreed.in_place_of_lost[peers.rank]),
+        discarded_micro_batches=memory.given_up + len(agreed.discards[peers.rank]),
     )
-    memory.came_from = ""
+    memory.came_from, memory.was_in, memory.given_up = "", generation, 0
     log.info("rank %d goes on after iteration %d: %s", peers.rank, memory.position.iteration, origin)
     return origin
 
@@ -122,6 +129,7 @@ def _standing_of(memory: Memory, *, rank: int, node: str) -> Standing:
         reduced=dict(effort.reduced),
         grad_norm=position.grad_norm,
         prepared_in=effort.prepared_in,
+        was_in=memory.was_in,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from unicron_lib.agent.rank_messages import SLOT
 from unicron_lib.detection.sections import Section
+from unicron_lib.training.agreement import contains
 from unicron_lib.training.environment import RankEnvironment
 from unicron_lib.training.handover import Memory
 from unicron_lib.training.replica import Reduced
@@ -63,6 +64,8 @@ def begin_from_slot(memory: Memory, env: RankEnvironment, *, fallback_iteration:
         return
     kept_in = env.memory_layout
     if memory.snapshots.restore(place, memory.replica, position, kept_in=kept_in):
+        if not contains(place[1], place[0], under_way=memory.effort.iteration, was_in=memory.was_in):
+            memory.given_up += len(memory.effort.done)
         memory.effort.clear()
         memory.came_from = f"{SLOT}{env.node}{f' (resharded from {kept_in.shape})' if kept_in else ''}"
 

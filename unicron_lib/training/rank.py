@@ -117,8 +117,10 @@ class Rank:
         """What the rank has, if it is in the same place of the same layout as before; else room for what it will have."""
         if self._memory is None or not self._memory.replica.siblings.has(env.layout, env.place):
             device = self._memory.replica.device if self._memory else groups.choose_device(env.local_rank)
+            given_up = self._memory.given_up + len(self._memory.effort.done) if self._memory else 0
             self._memory = None  # before there is room for another one
             self._memory = _fresh(env, device)
+            self._memory.given_up = given_up
         return self._memory
 
     def _say(self, interruption: Interruption) -> None:

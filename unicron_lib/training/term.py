@@ -49,7 +49,9 @@ class Term:
         self._repository = CheckpointRepository(open_store(env.store_url), env.job)
         self._saver = Saver(self._repository, env)
         self._work = Work(env.spec, replica=env.place.dp, num_replicas=env.layout.dp, skipped=env.skipped)
-        self._fallback_iteration = parse_key(env.job, env.restore_from)[0] if env.restore_from else -1
+        self._fallback_iteration, self._fallback_generation = (
+            parse_key(env.job, env.restore_from) if env.restore_from else (-1, -1)
+        )
 
     def run(self, memory: Memory) -> None:
         """Train with `memory` until the job has finished, or was drained, and say so.
@@ -120,7 +122,12 @@ class Term:
             memory.replica.load(state)
             return manifest.loss
 
-        return Fallback(iteration=self._fallback_iteration, name=self._env.restore_from or "", load=load)
+        return Fallback(
+            iteration=self._fallback_iteration,
+            name=self._env.restore_from or "",
+            load=load,
+            generation=self._fallback_generation,
+        )
 
     def _fetch(self) -> tuple[Manifest, dict[str, torch.Tensor]]:
         """The fallback's state, read in a thread of its own: who is to park does not wait for the store."""

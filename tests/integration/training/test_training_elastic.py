@@ -44,6 +44,7 @@ def test_survivors_of_a_crash_lose_nothing_and_a_newcomer_takes_the_lost_place(
         assert rank in holders or progress.source in {f"rank {holder}" for holder in holders}
     assert sum(p.kept_micro_batches for p in began) == sum(parked[rank].micro_batches for rank in holders)
     assert sum(p.kept_micro_batches + p.recomputed_micro_batches for p in began) <= spec.num_micro_batches
+    assert [p.discarded_micro_batches for p in began] == [0] * world_size
     assert [ranks.pid("crashed", 2, rank) for rank in survivors] == [ranks.pid("crashed", 1, rank) for rank in survivors]
     assert [len(ranks.agent.all(RankHello, generation=2, rank=rank)) for rank in survivors] == [0] * len(survivors)
     assert_undisturbed(ranks, spec, undisturbed, generation=2, world_size=world_size)
