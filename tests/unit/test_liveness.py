@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_lib.controller.liveness import Contact, Patience, Stepping, Verdict, judge
+from unicron_lib.controller.liveness import Complaint, Contact, Patience, Stepping, Verdict, judge
 
 ENDED = "its connection was reset"
 
@@ -39,6 +39,26 @@ def test_liveness(now: float, contact: Contact, sign: Stepping | None, verdict: 
     found, reason = judge(now, contact, sign)
     assert found is verdict
     assert reason
+
+
+@pytest.mark.parametrize(
+    ("now", "contact", "missed_at", "sign", "verdict"),
+    [
+        (101.4, ended(100.0), 100.1, None, Verdict.SUSPECT),
+        (101.5, ended(100.0), 100.1, None, Verdict.LOST),
+        (101.5, ended(100.0, heard_at=100.0), 99.0, None, Verdict.LOST),
+        (101.5, ended(100.0, heard_at=100.0), 98.9, None, Verdict.SUSPECT),
+        (104.9, Contact(heard_at=100), 100.1, None, Verdict.SUSPECT),
+        (102.0, ended(100.0), 100.1, stepping(100.6), Verdict.SUSPECT),
+        (102.1, ended(100.0), 100.1, stepping(100.6), Verdict.LOST),
+    ],
+)
+def test_a_node_whose_ranks_are_missed_too_is_lost_sooner(now, contact, missed_at, sign, verdict) -> None:
+    complaint = Complaint(job="a", generation=3, rank=2, reporter="n1", at=missed_at)
+    found, reason = judge(now, contact, sign, complaint=complaint)
+    assert found is verdict
+    if verdict is Verdict.LOST:
+        assert reason.endswith("and a rank 2 at n1 has lost others, too")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from unicron_lib.agent.messages import AgentHello, NodeUnreachable, Observation
-from unicron_lib.agent.rank_messages import RankFinished
+from unicron_lib.agent.messages import AgentHello, NodeUnreachable, Observation, RankInfo
+from unicron_lib.agent.rank_messages import RankFailed, RankFinished
 from unicron_lib.controller import observations, watch
 from unicron_lib.controller.hub import Link
 from unicron_lib.controller.observations import PendingObservations
@@ -185,6 +185,28 @@ async def test_a_blind_controller_loses_nobody_and_tells_a_person(controller, cl
     assert [watch.view(controller, record).verdict for record in controller.hub.nodes.values()] == ["alive"] * 3
     told = [(o.node, o.boot, o.body.code, o.body.active) for o in controller.pending.select(now=1e9)]
     assert told == [("m", "b", "controller_blind", True), ("m", "b", "controller_blind", False)]
+
+
+@pytest.mark.parametrize(("reporter", "is_lost"), [("n", True), ("m", False)])
+async def test_a_node_that_has_gone_and_whose_ranks_are_missed_elsewhere_is_lost_sooner(controller, clock, reporter, is_lost):
+    wires = {node: await join(controller, "b", node=node) for node in ("n", "m", "o", "p")}
+    gone = controller.hub.nodes["m"]
+    gone.ranks = (RankInfo(job="gpt-a", generation=2, rank=1, gpu=0, pid=1),)
+    message = "Connection closed by peer"
+    body = RankFailed(
+        job="gpt-a", generation=2, rank=0, iteration=7, error_type="RuntimeError", message=message, traceback="", parked=True
+    )
+    told = Observation(node=reporter, boot="b", seq=1, at=1.0, body=body)
+    await controller.hear(controller.hub.nodes[reporter], wires[reporter].link, told)
+    controller.hub.detach(gone, wires["m"].link, now=clock.monotonic(), ending="it was reset")
+    clock.move(1.5)
+    look(controller)
+    assert gone.lost is is_lost
+    clock.move(1.5)
+    for node in ("n", "o", "p"):
+        controller.hub.nodes[node].heard_at = clock.monotonic()
+    look(controller)
+    assert gone.lost
 
 
 async def test_a_wall_clock_that_jumps_changes_no_verdict(controller, clock) -> None:

@@ -1,6 +1,6 @@
 """Is a node alive? Pure: time and facts in, verdict and reason out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -10,15 +10,19 @@ class Patience:
 
     Heartbeats come every second, so `suspect_after_s` is three missed ones. `lost_silent_s` is the limit for an open
     connection that says nothing: a frozen agent, a network that swallows packets. `lost_closed_s` is the one for a
-    connection that has ended: something has answered for the node, and an agent that lives dials again within a second.
+    connection that has ended: something has answered for the node, and an agent that lives dials again within a second. If
+    ranks elsewhere have lost theirs at the same time, it is `lost_missed_s`: two witnesses, and a job that stands still.
     """
 
     suspect_after_s: float = 3.0
     lost_silent_s: float = 5.0
     lost_closed_s: float = 3.0
+    lost_missed_s: float = 1.5
 
 
 DEFAULT_PATIENCE = Patience()
+SAME_TIME_S = 1.0
+"""Between two heartbeats: a complaint that came so long before the last one may be about the same end."""
 GOODBYE = "its agent stopped and said goodbye"
 """How a connection ends whose agent was asked to stop."""
 
@@ -56,19 +60,38 @@ class Stepping:
     at: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complaint:
+    """A rank on another node has lost ranks of its job, of which the node in question has some."""
+
+    job: str
+    generation: int
+    rank: int
+    reporter: str
+    at: float
+
+
 def judge(
-    now: float, contact: Contact, stepping: Stepping | None = None, patience: Patience = DEFAULT_PATIENCE
+    now: float,
+    contact: Contact,
+    stepping: Stepping | None = None,
+    patience: Patience = DEFAULT_PATIENCE,
+    *,
+    complaint: Complaint | None = None,
 ) -> tuple[Verdict, str]:
     """The verdict on a node and its reason in a sentence.
 
-    A connection that has ended makes the node suspect at once, and lost after `lost_closed_s` unless it dials again;
-    silence makes it suspect after `suspect_after_s` and lost after `lost_silent_s`. Evidence that its ranks step is a
-    sign of life: each outage gets the full grace from the last of them.
+    A connection that has ended makes the node suspect at once, and lost after `lost_closed_s` unless it dials again, or after
+    `lost_missed_s` if its ranks are missed, too; silence makes it suspect after `suspect_after_s` and lost after
+    `lost_silent_s`. Evidence that its ranks step is a sign of life: each outage gets the full grace from the last of them.
     """
     silent_s = now - contact.heard_at
     if contact.ended_at is None and silent_s < patience.suspect_after_s:
         return Verdict.ALIVE, f"heard {max(0.0, silent_s):.1f} s ago"
     reason = _reason(now, contact)
+    if contact.ended_at is not None and complaint and complaint.at >= contact.heard_at - SAME_TIME_S:
+        patience = replace(patience, lost_closed_s=patience.lost_missed_s)
+        reason += f", and {complaint.job} rank {complaint.rank} at {complaint.reporter} has lost others, too"
     stepped_at = stepping.at if stepping else contact.heard_at
     if _is_lost(now, contact, contact.heard_at, patience) and _is_lost(now, contact, stepped_at, patience):
         return Verdict.LOST, reason

@@ -17,6 +17,7 @@ from unicron_lib.agent.messages import (
 )
 from unicron_lib.agent.rank_messages import Progress
 from unicron_lib.agent.uplink import DECLARED_LOST, TOO_MUCH
+from unicron_lib.controller.complaints import Complaints
 from unicron_lib.controller.hub import Hub, Link, NodeRecord
 from unicron_lib.controller.observations import PendingObservations
 from unicron_lib.controller.progress import ProgressTable
@@ -49,6 +50,7 @@ class Controller:
         self.sight = Sight(blind_s=blind_s)
         self.pending = PendingObservations()
         self.progress = ProgressTable()
+        self.complaints = Complaints()
         self.bell = Bell()
         self.watched_at: dict[str, float] = {}
         self.num_acknowledged = 0
@@ -127,6 +129,7 @@ class Controller:
         if not self.pending.has_room(node, boot):
             await link.close(TOO_MUCH, "too many observations without an answer: send them again, fewer at once")
             return False
+        self.complaints.hear(observation, now=time.monotonic())
         if not self.pending.add(observation, now=time.monotonic()):
             await self.hub.acknowledge(node, boot, (observation.seq,))
         self.bell.ring()

@@ -105,11 +105,13 @@ def view(controller: Controller, record: NodeRecord) -> NodeView:
 
 
 def _verdict(controller: Controller, record: NodeRecord, now: float) -> tuple[Verdict, str]:
-    found = judge(now, record.contact)
+    node, ranks = record.hello.node, record.ranks
+    complaint = controller.complaints.about(node, ranks) if record.ended_at is not None else None
+    found = judge(now, record.contact, complaint=complaint)
     if found[0] is not Verdict.LOST:
         return found
-    verdict, reason = judge(now, record.contact, controller.progress.stepping(record.hello.node, record.ranks))
-    excuse = controller.sight.excuses(record.hello.node) if verdict is Verdict.LOST else ""
+    verdict, reason = judge(now, record.contact, controller.progress.stepping(node, ranks), complaint=complaint)
+    excuse = controller.sight.excuses(node) if verdict is Verdict.LOST else ""
     return (Verdict.SUSPECT, f"{reason}, but {excuse}") if excuse else (verdict, reason)
 
 
