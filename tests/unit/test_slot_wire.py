@@ -17,7 +17,9 @@ from unicron_lib.agent.memory import NodeMemory
 from unicron_lib.agent.ranks import Rank, Ranks
 from unicron_lib.agent.slot_house import SlotHouse
 from unicron_lib.agent.slot_wire import Get, SlotServer, fetch, offer
-from unicron_lib.checkpointing.slots import HEADER_BYTES, SlotHeader, SlotPair, digest_of
+from unicron_lib.checkpointing.slot_digest import digest_of
+from unicron_lib.checkpointing.slot_header import HEADER_BYTES, SlotHeader
+from unicron_lib.checkpointing.slots import SlotPair
 from unicron_lib.errors import SlotError
 
 TOKEN = "secret"

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from unicron_lib.checkpointing import slots
 from unicron_lib.checkpointing.room import Room, room_of, shortage
-from unicron_lib.checkpointing.slots import HEADER_BYTES, SlotHeader, SlotPair, decode, digest_of, encode
+from unicron_lib.checkpointing.slot_digest import BLOCK_BYTES, digest_of
+from unicron_lib.checkpointing.slot_header import HEADER_BYTES, MAGIC, SlotHeader, decode, encode, header_json
+from unicron_lib.checkpointing.slots import SlotPair
 from unicron_lib.errors import SlotError
 
-SIZE = 3 * 8 * slots.BLOCK_WORDS + 13
+SIZE = 3 * BLOCK_BYTES + 13
 
 
 def header(iteration: int = 5, generation: int = 2, **keys) -> SlotHeader:
@@ -62,7 +64,7 @@ def test_a_page_that_was_being_written_is_no_header(at: int, cut: str) -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_no_header(noise: bytes) -> None:
     assert decode(noise) is None
-    assert decode(slots.MAGIC + noise) is None
+    assert decode(MAGIC + noise) is None
 
 
 @pytest.mark.parametrize(
@@ -87,12 +89,12 @@ def test_every_flipped_bit_is_noticed(at: int, bit: int) -> None:
 
 
 def test_blocks_that_change_places_are_noticed() -> None:
-    block = 8 * slots.BLOCK_WORDS
+    block = BLOCK_BYTES
     data = b"a" * block + b"b" * block
     assert digest_of(memoryview(data)) != digest_of(memoryview(data[block:] + data[:block]))
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 8 * slots.BLOCK_WORDS])
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, BLOCK_BYTES])
 def test_any_size_has_a_digest(size: int) -> None:
     assert len(digest_of(memoryview(bytes(size)))) == 64
 
@@ -315,5 +317,5 @@ def test_a_slot_of_another_part_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_header_of_an_earlier_version_is_one_of_a_whole_state() -> None:
-    told = slots.header_json.dump_json(header()).replace(b',"part":""', b"")
-    assert slots.header_json.validate_json(told) == header()
+    told = header_json.dump_json(header()).replace(b',"part":""', b"")
+    assert header_json.validate_json(told) == header()

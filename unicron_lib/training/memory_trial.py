@@ -20,7 +20,9 @@ from unicron_lib.agent.slot_house import SlotHouse
 from unicron_lib.agent.slot_places import PREFIX, SHARED
 from unicron_lib.agent.slot_wire import Get, SlotServer, fetch
 from unicron_lib.checkpointing.repository import CheckpointRepository
-from unicron_lib.checkpointing.slots import SlotHeader, SlotPair, digest_of
+from unicron_lib.checkpointing.slot_digest import digest_of
+from unicron_lib.checkpointing.slot_header import SlotHeader
+from unicron_lib.checkpointing.slots import SlotPair
 from unicron_lib.checkpointing.tensors import pack_into, packed_bytes, unpack
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.training.effort import Effort
