@@ -1,8 +1,10 @@
 """States in memory: only whole slots are found, whatever a dead writer has left."""
 
+import errno
 import fcntl
 import mmap
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -245,6 +247,92 @@ def test_locks_of_the_dead_are_lifted(pair: SlotPair) -> None:
     write(pair, 2)
     write(pair, 3)
     assert iterations(pair) == [3, 2]
+
+
+# --- slots that are filled as files
+
+
+def receive(pair: SlotPair, iteration: int, *, num_bytes: int = 100) -> None:
+    data = bytes([iteration % 256]) * num_bytes
+    with pair.receiving(num_bytes) as claim:
+        os.pwrite(claim.descriptor, data, HEADER_BYTES)
+        claim.commit(header(iteration, 1, num_bytes=num_bytes, digest=digest_of(memoryview(data)), part=pair.part))
+
+
+def test_what_is_received_takes_the_place_of_the_older_one(pair: SlotPair) -> None:
+    for iteration, there in ((1, [1]), (2, [2, 1]), (3, [3, 2]), (4, [4, 3])):
+        receive(pair, iteration)
+        assert iterations(pair) == there
+        assert pair.check((1, iteration)).iteration == iteration
+
+
+@pytest.mark.parametrize("before", [1, 100, 100_000])
+def test_what_is_received_has_its_own_size(pair: SlotPair, before: int) -> None:
+    write(pair, 1, num_bytes=before)
+    write(pair, 2, num_bytes=before)
+    receive(pair, 3, num_bytes=5000)
+    assert pair.check((1, 3)).num_bytes == 5000
+    assert pair.check((1, 2)).num_bytes == before
+
+
+def test_what_is_not_committed_does_not_count_and_keeps_no_memory(pair: SlotPair) -> None:
+    write(pair, 1)
+    write(pair, 2)
+    with suppress(ConnectionError), pair.receiving(100) as claim:
+        os.pwrite(claim.descriptor, b"x" * 50, HEADER_BYTES)
+        assert iterations(pair) == [2]
+        raise ConnectionError
+    assert iterations(pair) == [2]
+    assert (pair.directory / "0.slot").stat().st_size == 0
+    receive(pair, 3)
+    assert iterations(pair) == [3, 2]
+
+
+def test_a_receiver_that_is_killed_before_it_commits_leaves_no_header(pair: SlotPair) -> None:
+    write(pair, 1)
+    write(pair, 2)
+    child = os.fork()
+    if child == 0:
+        with SlotPair(pair.directory).receiving(100) as claim:
+            os.pwrite(claim.descriptor, b"x" * 100, HEADER_BYTES)
+            os.kill(os.getpid(), 9)
+    os.waitpid(child, 0)
+    assert decode((pair.directory / "0.slot").read_bytes()[:HEADER_BYTES]) is None
+    assert iterations(pair) == [2]
+    receive(pair, 3)
+    assert iterations(pair) == [3, 2]
+
+
+def test_who_is_read_is_not_received_into(pair: SlotPair) -> None:
+    write(pair, 1)
+    with pair.reading((1, 1)), pair.receiving(100) as claim:
+        with pytest.raises(SlotError, match="both slots of a are in use"), SlotPair(pair.directory).receiving(100):
+            pass
+        claim.commit(header(2, 1))
+    assert iterations(pair) == [2, 1]
+
+
+def test_a_rank_that_has_a_slot_mapped_does_not_write_into_what_others_have_cut(pair: SlotPair) -> None:
+    """Memory that is not there any more would kill it."""
+    size = 3 * mmap.PAGESIZE
+    write(pair, 1, num_bytes=size)
+    write(pair, 2, num_bytes=size)
+    with suppress(ConnectionError), SlotPair(pair.directory).receiving(size):
+        raise ConnectionError
+    write(pair, 3, num_bytes=size)
+    assert pair.check((1, 3)).num_bytes == size
+
+
+def test_memory_that_ends_while_a_state_comes_is_told(pair: SlotPair) -> None:
+    with pytest.raises(SlotError, match=r"no state can be kept in .*: No space left on device"), pair.receiving(100):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert iterations(pair) == []
+
+
+def test_nothing_is_received_without_memory(pair: SlotPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "room_of", lambda _: room(left=10))
+    with pytest.raises(SlotError, match="no state is kept in memory: "), pair.receiving(mmap.PAGESIZE):
+        pytest.fail("there is no room")
 
 
 # --- memory

@@ -49,7 +49,7 @@ class Claim:
 
 
 class FileClaim:
-    """A slot that is filled as a file, which costs no page faults: at HEADER_BYTES of `descriptor` its state begins."""
+    """A slot that is filled as a file, which costs no page faults: its state begins at HEADER_BYTES of `descriptor`."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -97,12 +97,12 @@ class SlotPair:
 
     @contextmanager
     def receiving(self, num_bytes: int) -> Iterator[FileClaim]:
-        """As `claim`, but to be written to in the block, as a file; what is not committed there is removed.
+        """As `claim`, but to be written to in the block, as a file; of what is not committed there nothing is kept.
 
         Raises SlotError if both slots are in use, too, and where there is no memory for what is written.
         """
         try:
-            path, descriptor = self._first_free(HEADER_BYTES + num_bytes)
+            descriptor = self._first_free(HEADER_BYTES + num_bytes)
         except OSError as error:
             raise self._not_kept(error) from error
         claim = FileClaim(descriptor)
@@ -110,17 +110,20 @@ class SlotPair:
             os.pwrite(descriptor, bytes(8), 0)
             yield claim
         except OSError as error:
-            raise self._not_kept(error) if error.errno == errno.ENOSPC else error from error
+            if error.errno != errno.ENOSPC:
+                raise
+            raise self._not_kept(error) from error
         finally:
             if not claim.is_whole:
-                path.unlink(missing_ok=True)
+                os.ftruncate(descriptor, 0)
+            _unlock(descriptor)
             os.close(descriptor)
 
-    def _first_free(self, size: int) -> tuple[Path, int]:
+    def _first_free(self, size: int) -> int:
         for path in self._in_turn():
             descriptor = self._open(path, size)
             if descriptor is not None:
-                return path, descriptor
+                return descriptor
         raise SlotError(f"both slots of {self.directory.name} are in use")
 
     def _in_turn(self) -> list[Path]:
