@@ -7,6 +7,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -243,10 +244,16 @@ def pass_on(listener: socket.socket, peer: str, limit: int) -> None:
     host, _, port = peer.rpartition(":")
     near, _ = listener.accept()
     with near, socket.create_connection((host, int(port))) as far:
-        threading.Thread(target=lambda: [near.sendall(piece) for piece in iter(lambda: receive(far), b"")], daemon=True).start()
+        threading.Thread(target=pour, args=(far, near), daemon=True).start()
         while limit > 0 and (piece := receive(near)):
             far.sendall(piece)
             limit -= len(piece)
+
+
+def pour(far: socket.socket, near: socket.socket) -> None:
+    with suppress(OSError):
+        while piece := receive(far):
+            near.sendall(piece)
 
 
 def receive(connection: socket.socket) -> bytes:
