@@ -9,7 +9,7 @@ from unicron_lib.agent.memory_messages import FetchMemory, FindMemory, ForgetMem
 from unicron_lib.agent.messages import Command, Reply
 from unicron_lib.checkpointing.manifest import parse_key
 from unicron_lib.checkpointing.repository import CheckpointRepository
-from unicron_lib.checkpointing.slots import LARGEST
+from unicron_lib.checkpointing.slot_header import LARGEST
 from unicron_lib.controller.views import NodeView
 from unicron_lib.domain.cluster import ClusterState, NodeStatus
 from unicron_lib.domain.events import Scalar

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unicron_lib.agent.slot_house import SlotHouse
-from unicron_lib.checkpointing.slots import SlotHeader, SlotPair, digest_of
+from unicron_lib.checkpointing.slot_digest import digest_of
+from unicron_lib.checkpointing.slot_header import SlotHeader
+from unicron_lib.checkpointing.slots import SlotPair
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout
 from unicron_lib.planning.memory import HeldSlot, choose

@@ -1,23 +1,29 @@
 """States from node to node: signed, compared, and refused where they do not belong."""
 
+import errno
+import fcntl
+import os
 import secrets
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from unicron_lib.agent import copying, slot_house, slot_places
+from unicron_lib.agent import copying, slot_house, slot_places, slot_wire
 from unicron_lib.agent.copying import Copying, Following
 from unicron_lib.agent.environment import NodeFacts
 from unicron_lib.agent.fencing import Fence
 from unicron_lib.agent.memory import NodeMemory
 from unicron_lib.agent.ranks import Rank, Ranks
 from unicron_lib.agent.slot_house import SlotHouse
-from unicron_lib.agent.slot_wire import Get, SlotServer, fetch, offer
-from unicron_lib.checkpointing.slots import HEADER_BYTES, SlotHeader, SlotPair, digest_of
+from unicron_lib.agent.slot_wire import Answer, Channel, Get, SlotServer, fetch, offer
+from unicron_lib.checkpointing.slot_digest import digest_of
+from unicron_lib.checkpointing.slot_header import HEADER_BYTES, SlotHeader
+from unicron_lib.checkpointing.slots import SlotPair
 from unicron_lib.errors import SlotError
 
 TOKEN = "secret"
@@ -135,6 +141,86 @@ def test_a_damaged_state_is_not_taken(here: SlotPair, house: SlotHouse, peer: st
     assert house.pair("a").found() == []
 
 
+def test_a_damaged_state_is_not_fetched(here: SlotPair, house: SlotHouse, peer: str) -> None:
+    write(house.pair("a"), 7)
+    with (house.directory / "a" / "0.slot").open("r+b") as file:
+        file.seek(HEADER_BYTES + NUM_BYTES - 9)
+        file.write(b"\0\0\0\0\0\0\0\0")
+    with pytest.raises(SlotError, match="the copy is damaged"):
+        fetch(peer, TOKEN, here, get(7))
+    assert here.found() == []
+
+
+def test_a_slot_stays_locked_until_who_gets_it_has_all_of_it(house: SlotHouse, peer: str) -> None:
+    """What has not arrived yet is sent out of the slot's own pages."""
+    write(house.pair("a"), 7)
+    host, _, port = peer.rpartition(":")
+    with socket.create_connection((host, int(port))) as connection:
+        channel = Channel(connection, TOKEN, is_server=False)
+        channel.say(slot_wire._request.dump_json(get(7)))
+        header = slot_wire._heard(channel).header
+        with (house.directory / "got").open("w+b", buffering=0) as file:
+            assert channel.receive_state(file.fileno(), NUM_BYTES) == header.digest
+        assert is_locked(house)
+        channel.say(slot_wire._answer.dump_json(Answer()))
+        assert connection.recv(1) == b""
+    assert not is_locked(house)
+
+
+def test_who_hangs_up_instead_of_a_last_word_leaves_no_lock(house: SlotHouse, peer: str, caplog) -> None:
+    """As agents of earlier versions do."""
+    caplog.set_level("INFO")
+    write(house.pair("a"), 7)
+    host, _, port = peer.rpartition(":")
+    with socket.create_connection((host, int(port))) as connection:
+        channel = Channel(connection, TOKEN, is_server=False)
+        channel.say(slot_wire._request.dump_json(get(7)))
+        slot_wire._heard(channel)
+        with (house.directory / "got").open("w+b", buffering=0) as file:
+            channel.receive_state(file.fileno(), NUM_BYTES)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(1 << 16):
+            pass
+    assert not is_locked(house)
+    assert {record.levelname for record in caplog.records} <= {"INFO"}
+    assert fetch(peer, TOKEN, house.pair("b"), get(7)).iteration == 7
+
+
+def is_locked(house: SlotHouse) -> bool:
+    with (house.directory / "a" / "0.slot").open("rb") as file:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_a_node_whose_memory_ends_says_so_and_leaves_nothing(here: SlotPair, house: SlotHouse, peer: str, monkeypatch) -> None:
+    write(house.pair("a"), 7)
+    splice = os.splice
+
+    def full(source: int, target: int, count: int, **places) -> int:
+        if "offset_dst" in places:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return splice(source, target, count, **places)
+
+    monkeypatch.setattr(os, "splice", full)
+    with pytest.raises(SlotError, match=r"no state can be kept in .*: No space left on device"):
+        fetch(peer, TOKEN, here, get(7))
+    assert here.found() == []
+    assert sum(path.stat().st_size for path in here.directory.iterdir()) == 0
+    monkeypatch.undo()
+    assert fetch(peer, TOKEN, here, get(7)).iteration == 7
+
+
+def test_a_copy_that_is_not_there_by_its_deadline_is_given_up(here: SlotPair, house: SlotHouse, peer: str, monkeypatch) -> None:
+    write(house.pair("a"), 7)
+    monkeypatch.setattr(slot_wire, "deadline_s", lambda _: 0.0)
+    with pytest.raises(SlotError, match="the copy was not there by its deadline"):
+        fetch(peer, TOKEN, here, get(7))
+    assert here.found() == []
+
+
 @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 4096, b"\0" * 4096])
 def test_strangers_do_no_harm(noise: bytes, here: SlotPair, peer: str) -> None:
     host, _, port = peer.rpartition(":")
@@ -158,10 +244,16 @@ def pass_on(listener: socket.socket, peer: str, limit: int) -> None:
     host, _, port = peer.rpartition(":")
     near, _ = listener.accept()
     with near, socket.create_connection((host, int(port))) as far:
-        threading.Thread(target=lambda: [near.sendall(piece) for piece in iter(lambda: receive(far), b"")], daemon=True).start()
+        threading.Thread(target=pour, args=(far, near), daemon=True).start()
         while limit > 0 and (piece := receive(near)):
             far.sendall(piece)
             limit -= len(piece)
+
+
+def pour(far: socket.socket, near: socket.socket) -> None:
+    with suppress(OSError):
+        while piece := receive(far):
+            near.sendall(piece)
 
 
 def receive(connection: socket.socket) -> bytes:

@@ -1,8 +1,10 @@
 """States in memory: only whole slots are found, whatever a dead writer has left."""
 
+import errno
 import fcntl
 import mmap
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +14,12 @@ from hypothesis import strategies as st
 
 from unicron_lib.checkpointing import slots
 from unicron_lib.checkpointing.room import Room, room_of, shortage
-from unicron_lib.checkpointing.slots import HEADER_BYTES, SlotHeader, SlotPair, decode, digest_of, encode
+from unicron_lib.checkpointing.slot_digest import BLOCK_BYTES, digest_of
+from unicron_lib.checkpointing.slot_header import HEADER_BYTES, MAGIC, SlotHeader, decode, encode, header_json
+from unicron_lib.checkpointing.slots import SlotPair
 from unicron_lib.errors import SlotError
 
-SIZE = 3 * 8 * slots.BLOCK_WORDS + 13
+SIZE = 3 * BLOCK_BYTES + 13
 
 
 def header(iteration: int = 5, generation: int = 2, **keys) -> SlotHeader:
@@ -62,7 +66,7 @@ def test_a_page_that_was_being_written_is_no_header(at: int, cut: str) -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_no_header(noise: bytes) -> None:
     assert decode(noise) is None
-    assert decode(slots.MAGIC + noise) is None
+    assert decode(MAGIC + noise) is None
 
 
 @pytest.mark.parametrize(
@@ -87,12 +91,12 @@ def test_every_flipped_bit_is_noticed(at: int, bit: int) -> None:
 
 
 def test_blocks_that_change_places_are_noticed() -> None:
-    block = 8 * slots.BLOCK_WORDS
+    block = BLOCK_BYTES
     data = b"a" * block + b"b" * block
     assert digest_of(memoryview(data)) != digest_of(memoryview(data[block:] + data[:block]))
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 8 * slots.BLOCK_WORDS])
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, BLOCK_BYTES])
 def test_any_size_has_a_digest(size: int) -> None:
     assert len(digest_of(memoryview(bytes(size)))) == 64
 
@@ -245,6 +249,92 @@ def test_locks_of_the_dead_are_lifted(pair: SlotPair) -> None:
     assert iterations(pair) == [3, 2]
 
 
+# --- slots that are filled as files
+
+
+def receive(pair: SlotPair, iteration: int, *, num_bytes: int = 100) -> None:
+    data = bytes([iteration % 256]) * num_bytes
+    with pair.receiving(num_bytes) as claim:
+        os.pwrite(claim.descriptor, data, HEADER_BYTES)
+        claim.commit(header(iteration, 1, num_bytes=num_bytes, digest=digest_of(memoryview(data)), part=pair.part))
+
+
+def test_what_is_received_takes_the_place_of_the_older_one(pair: SlotPair) -> None:
+    for iteration, there in ((1, [1]), (2, [2, 1]), (3, [3, 2]), (4, [4, 3])):
+        receive(pair, iteration)
+        assert iterations(pair) == there
+        assert pair.check((1, iteration)).iteration == iteration
+
+
+@pytest.mark.parametrize("before", [1, 100, 100_000])
+def test_what_is_received_has_its_own_size(pair: SlotPair, before: int) -> None:
+    write(pair, 1, num_bytes=before)
+    write(pair, 2, num_bytes=before)
+    receive(pair, 3, num_bytes=5000)
+    assert pair.check((1, 3)).num_bytes == 5000
+    assert pair.check((1, 2)).num_bytes == before
+
+
+def test_what_is_not_committed_does_not_count_and_keeps_no_memory(pair: SlotPair) -> None:
+    write(pair, 1)
+    write(pair, 2)
+    with suppress(ConnectionError), pair.receiving(100) as claim:
+        os.pwrite(claim.descriptor, b"x" * 50, HEADER_BYTES)
+        assert iterations(pair) == [2]
+        raise ConnectionError
+    assert iterations(pair) == [2]
+    assert (pair.directory / "0.slot").stat().st_size == 0
+    receive(pair, 3)
+    assert iterations(pair) == [3, 2]
+
+
+def test_a_receiver_that_is_killed_before_it_commits_leaves_no_header(pair: SlotPair) -> None:
+    write(pair, 1)
+    write(pair, 2)
+    child = os.fork()
+    if child == 0:
+        with SlotPair(pair.directory).receiving(100) as claim:
+            os.pwrite(claim.descriptor, b"x" * 100, HEADER_BYTES)
+            os.kill(os.getpid(), 9)
+    os.waitpid(child, 0)
+    assert decode((pair.directory / "0.slot").read_bytes()[:HEADER_BYTES]) is None
+    assert iterations(pair) == [2]
+    receive(pair, 3)
+    assert iterations(pair) == [3, 2]
+
+
+def test_who_is_read_is_not_received_into(pair: SlotPair) -> None:
+    write(pair, 1)
+    with pair.reading((1, 1)), pair.receiving(100) as claim:
+        with pytest.raises(SlotError, match="both slots of a are in use"), SlotPair(pair.directory).receiving(100):
+            pass
+        claim.commit(header(2, 1))
+    assert iterations(pair) == [2, 1]
+
+
+def test_a_rank_that_has_a_slot_mapped_does_not_write_into_what_others_have_cut(pair: SlotPair) -> None:
+    """Memory that is not there any more would kill it."""
+    size = 3 * mmap.PAGESIZE
+    write(pair, 1, num_bytes=size)
+    write(pair, 2, num_bytes=size)
+    with suppress(ConnectionError), SlotPair(pair.directory).receiving(size):
+        raise ConnectionError
+    write(pair, 3, num_bytes=size)
+    assert pair.check((1, 3)).num_bytes == size
+
+
+def test_memory_that_ends_while_a_state_comes_is_told(pair: SlotPair) -> None:
+    with pytest.raises(SlotError, match=r"no state can be kept in .*: No space left on device"), pair.receiving(100):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert iterations(pair) == []
+
+
+def test_nothing_is_received_without_memory(pair: SlotPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "room_of", lambda _: room(left=10))
+    with pytest.raises(SlotError, match="no state is kept in memory: "), pair.receiving(mmap.PAGESIZE):
+        pytest.fail("there is no room")
+
+
 # --- memory
 
 
@@ -315,5 +405,5 @@ def test_a_slot_of_another_part_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_header_of_an_earlier_version_is_one_of_a_whole_state() -> None:
-    told = slots.header_json.dump_json(header()).replace(b',"part":""', b"")
-    assert slots.header_json.validate_json(told) == header()
+    told = header_json.dump_json(header()).replace(b',"part":""', b"")
+    assert header_json.validate_json(told) == header()

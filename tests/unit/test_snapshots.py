@@ -8,7 +8,8 @@ import torch
 
 from unicron_lib.checkpointing import slots
 from unicron_lib.checkpointing.room import Room
-from unicron_lib.checkpointing.slots import HEADER_BYTES, SlotPair
+from unicron_lib.checkpointing.slot_header import HEADER_BYTES
+from unicron_lib.checkpointing.slots import SlotPair
 from unicron_lib.checkpointing.tensors import unpack
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.planning.cadence import SHARE

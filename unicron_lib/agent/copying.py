@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from unicron_lib.agent.slot_house import SlotHouse
 from unicron_lib.agent.slot_wire import be_nice, offer
-from unicron_lib.checkpointing.slots import Place, SlotHeader, SlotPair
+from unicron_lib.checkpointing.slot_header import Place, SlotHeader
+from unicron_lib.checkpointing.slots import SlotPair
 from unicron_lib.errors import SlotError
 
 log = logging.getLogger(__name__)

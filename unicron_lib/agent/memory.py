@@ -14,7 +14,7 @@ from unicron_lib.agent.ranks import Ranks
 from unicron_lib.agent.slot_house import SlotHouse
 from unicron_lib.agent.slot_places import slot_directory
 from unicron_lib.agent.slot_wire import Get, SlotServer, fetch
-from unicron_lib.checkpointing.slots import SlotHeader
+from unicron_lib.checkpointing.slot_header import SlotHeader
 from unicron_lib.domain.events import Scalar
 from unicron_lib.errors import AgentError, SlotError
 

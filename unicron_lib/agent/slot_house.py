@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from unicron_lib.agent.slot_places import PREFIX, SHARED
-from unicron_lib.checkpointing.slots import ALL, ASIDE, TRAVELS, SlotHeader, SlotPair, is_own, parts_in
+from unicron_lib.checkpointing.slot_header import SlotHeader
+from unicron_lib.checkpointing.slots import ALL, ASIDE, TRAVELS, SlotPair, is_own, parts_in
 from unicron_lib.domain.parts import replica_with
 from unicron_lib.errors import SlotError
 

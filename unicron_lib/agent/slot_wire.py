@@ -14,19 +14,20 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, BinaryIO, Literal
 
 from pydantic import Discriminator, TypeAdapter, ValidationError
 
+from unicron_lib.agent import slot_stream
 from unicron_lib.agent.slot_house import SlotHouse
-from unicron_lib.checkpointing.slots import PART, SlotHeader, SlotPair, digest_of
+from unicron_lib.checkpointing.slot_header import HEADER_BYTES, PART, SlotHeader
+from unicron_lib.checkpointing.slots import SlotPair
 from unicron_lib.domain.jobs import NAME
 from unicron_lib.errors import SlotError
 
 log = logging.getLogger(__name__)
 NONCE, MAC = 32, 32
 LONGEST_WORD = 1 << 16
-PIECE_BYTES = 4 << 20
 PATIENCE_S = 10.0
 """For a connection, and for each word."""
 SLOWEST_BYTES_S = 20e6
@@ -101,28 +102,13 @@ class Channel:
             raise SlotError("the other side has another token")
         return word
 
-    def send_state(self, state: memoryview) -> None:
-        """Send the bytes of a state."""
-        deadline = time.monotonic() + deadline_s(len(state))
-        for at in range(0, len(state), PIECE_BYTES):
-            self._limit(deadline)
-            self._socket.sendall(state[at : at + PIECE_BYTES])
+    def send_state(self, file: BinaryIO, num_bytes: int) -> None:
+        """Send the state in a slot's file, which must stay as it is until the other side has said that all is there."""
+        slot_stream.send(self._socket, file, begin=HEADER_BYTES, num_bytes=num_bytes, limit=_limit(num_bytes))
 
-    def receive_state(self, state: memoryview) -> None:
-        """Fill `state` with what comes."""
-        deadline, at = time.monotonic() + deadline_s(len(state)), 0
-        while at < len(state):
-            self._limit(deadline)
-            received = self._socket.recv_into(state[at : at + PIECE_BYTES])
-            if not received:
-                raise SlotError(f"the connection ended after {at} of {len(state)} bytes")
-            at += received
-
-    def _limit(self, deadline: float) -> None:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise SlotError("the copy was not there by its deadline")
-        self._socket.settimeout(min(PATIENCE_S, left_s))
+    def receive_state(self, descriptor: int, num_bytes: int) -> str:
+        """Fill a slot's file with the state that comes; returns its digest."""
+        return slot_stream.receive(self._socket, descriptor, begin=HEADER_BYTES, num_bytes=num_bytes, limit=_limit(num_bytes))
 
     def _signature(self, word: bytes, *, by_server: bool) -> bytes:
         self._said[by_server] += 1
@@ -144,14 +130,26 @@ def deadline_s(num_bytes: int) -> float:
     return PATIENCE_S + num_bytes / SLOWEST_BYTES_S
 
 
+def _limit(num_bytes: int) -> slot_stream.Limit:
+    deadline = time.monotonic() + deadline_s(num_bytes)
+
+    def left_s() -> float:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise SlotError("the copy was not there by its deadline")
+        return min(PATIENCE_S, left)
+
+    return left_s
+
+
 def offer(peer: str, token: str, pair: SlotPair, header: SlotHeader) -> bool:
     """Give a slot to the node at `peer`, `HOST:PORT`; whether it lacked it. Raises SlotError, OSError."""
-    with pair.reading(header.place) as (told, state), _dial(peer) as connection:
+    with pair.reading_file(header.place) as (told, file), _dial(peer) as connection:
         channel = Channel(connection, token, is_server=False)
         channel.say(_request.dump_json(Put(header=told)))
         answer = _heard(channel)
         if answer.wanted:
-            channel.send_state(state)
+            channel.send_state(file, told.num_bytes)
             _heard(channel)
         return answer.wanted
 
@@ -166,6 +164,8 @@ def fetch(peer: str, token: str, pair: SlotPair, wanted: Get) -> SlotHeader:
         if header is None or (header.job, header.part, *header.place) != asked_for:
             raise SlotError("the peer has sent another state")
         _take(channel, pair, header)
+        with suppress(OSError):  # an earlier version has hung up
+            channel.say(_answer.dump_json(Answer()))
         return header
 
 
@@ -180,22 +180,11 @@ def _heard(channel: Channel) -> Answer:
 
 
 def _take(channel: Channel, pair: SlotPair, header: SlotHeader, *, announce: Callable[[], None] = lambda: None) -> None:
-    claim = pair.claim(header.num_bytes)
-    if claim is None:
-        raise SlotError(f"both slots of {header.job} are in use")
-    try:
+    with pair.receiving(header.num_bytes) as claim:
         announce()
-        channel.receive_state(claim.data)
-        _compare(claim.data, header)
-    except BaseException:
-        claim.release()
-        raise
-    claim.commit(header)
-
-
-def _compare(state: memoryview, header: SlotHeader) -> None:
-    if digest_of(state) != header.digest:
-        raise SlotError("the copy is damaged: it has another digest than its header says")
+        if channel.receive_state(claim.descriptor, header.num_bytes) != header.digest:
+            raise SlotError("the copy is damaged: it has another digest than its header says")
+        claim.commit(header)
 
 
 def _dial(peer: str) -> socket.socket:
@@ -273,9 +262,11 @@ class SlotServer:
         self._house.touch(header.job)
 
     def _give(self, channel: Channel, wanted: Get) -> None:
-        with self._house.all_of(wanted.job, wanted.part).reading((wanted.generation, wanted.iteration)) as (header, state):
+        slots, place = self._house.all_of(wanted.job, wanted.part), (wanted.generation, wanted.iteration)
+        with slots.reading_file(place) as (header, file):
             channel.say(_answer.dump_json(Answer(header=header)))
-            channel.send_state(state)
+            channel.send_state(file, header.num_bytes)
+            channel.hear()  # until all is there, the slot stays locked
 
 
 def be_nice() -> None:

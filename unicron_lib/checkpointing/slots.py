@@ -8,107 +8,25 @@ writer that is killed leaves a slot without a header, which nobody uses, and the
 exclusively, readers share it; the kernel lifts the locks of the dead.
 """
 
+import errno
 import fcntl
-import hashlib
-import math
 import mmap
 import os
-import re
 import stat
 import weakref
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
-
-import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from typing import BinaryIO
 
 from unicron_lib.checkpointing.room import room_of, shortage
-from unicron_lib.domain.jobs import NAME
+from unicron_lib.checkpointing.slot_digest import digest_of
+from unicron_lib.checkpointing.slot_header import HEADER_BYTES, PART, TRAVELLED_AT, Place, SlotHeader, decode, encode
 from unicron_lib.errors import SlotError
 
-Place = tuple[int, int]
-"""Generation and iteration: of two slots of a job, the greater place is further."""
-HEADER_BYTES = mmap.PAGESIZE
-MAGIC = b"UNISLOT1"
-LARGEST = 10**10 - 1
-TRAVELLED_AT = HEADER_BYTES - 1
-"""The byte of a first page that is not 0 if the state behind it is on another node, too."""
-BLOCK_WORDS = 1 << 17
 IN_TURN, TRAVELS, ASIDE = (0, 1), (2,), 3
 """The numbers of the slots that are written in turn, of the one whose state goes to another node, and where it is put then."""
 ALL = (*IN_TURN, *TRAVELS, ASIDE)
-PART = re.compile(r"(tp\d{1,6}of\d{1,6}-pp\d{1,6}of\d{1,6})?", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotHeader:
-    """The state of `job` after `iteration` (0-based), which `generation` has applied or loaded; `digest` is of `num_bytes`.
-
-    `loss` is that iteration's, the mean over its global batch. `part` names what of the state it is, "" for all of it. Raises
-    ValueError for what cannot be.
-    """
-
-    __pydantic_config__: ClassVar = {"extra": "forbid", "strict": True}
-
-    job: str
-    generation: int
-    iteration: int
-    consumed_samples: int
-    loss: float
-    num_bytes: int
-    digest: str
-    part: str = ""
-    format: Literal[1] = 1
-
-    def __post_init__(self) -> None:
-        numbers = (self.generation, self.iteration, self.consumed_samples)
-        if not NAME.fullmatch(self.job) or not math.isfinite(self.loss) or len(self.digest) > 64:
-            raise ValueError("a job's name, loss or digest is impossible")
-        if not PART.fullmatch(self.part):
-            raise ValueError("the name of a part is impossible")
-        if min(numbers) < 0 or max(self.generation, self.iteration) > LARGEST or not 0 < self.num_bytes < 1 << 60:
-            raise ValueError("a number is out of bounds")
-
-    @property
-    def place(self) -> Place:
-        """How far it is."""
-        return self.generation, self.iteration
-
-
-header_json: TypeAdapter[SlotHeader] = TypeAdapter(SlotHeader)
-
-
-def encode(header: SlotHeader) -> bytes:
-    """The first page of a slot."""
-    told = header_json.dump_json(header)
-    page = MAGIC + len(told).to_bytes(4, "little") + zlib.crc32(told).to_bytes(4, "little") + told
-    return page.ljust(HEADER_BYTES, b"\0")
-
-
-def decode(page: bytes) -> SlotHeader | None:
-    """The header on a first page, None if there is none that is whole."""
-    length, crc = int.from_bytes(page[8:12], "little"), int.from_bytes(page[12:16], "little")
-    told = page[16 : 16 + length]
-    if page[:8] != MAGIC or length > TRAVELLED_AT - 16 or zlib.crc32(told) != crc:
-        return None
-    try:
-        return header_json.validate_json(told)
-    except ValidationError:
-        return None
-
-
-def digest_of(data: memoryview) -> str:
-    """Tells damage, not malice, at the speed of memory: SHA-256 over the sums of blocks of 1 MiB, as 64-bit words."""
-    words = np.frombuffer(data[: len(data) // 8 * 8], dtype=np.uint64)
-    whole = len(words) // BLOCK_WORDS * BLOCK_WORDS
-    sums = np.add.reduce(words[:whole].reshape(-1, BLOCK_WORDS), axis=1)
-    digest = hashlib.sha256(sums.tobytes())
-    digest.update(data[8 * whole :])
-    return digest.hexdigest()
 
 
 class Claim:
@@ -128,6 +46,21 @@ class Claim:
     def release(self) -> None:
         """End the claim; what was not committed does not count."""
         _unlock(self._mapped.descriptor)
+
+
+class FileClaim:
+    """A slot that is filled as a file, which costs no page faults: its state begins at HEADER_BYTES of `descriptor`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.is_whole = False
+
+    def commit(self, header: SlotHeader) -> None:
+        """The state is complete, and has the header's digest."""
+        page = encode(header)
+        os.pwrite(self.descriptor, page[8:], 8)
+        os.pwrite(self.descriptor, page[:8], 0)
+        self.is_whole = True
 
 
 class SlotPair:
@@ -153,17 +86,55 @@ class SlotPair:
         Raises SlotError if there is no memory for it, or it cannot be made.
         """
         try:
-            for directory in (self.directory.parent, self.directory):
-                directory.mkdir(mode=0o700, exist_ok=True)
-            self._refuse_what_others_could_write()
-            for name in sorted(self._names, key=self._place_of):
-                mapped = self._open(name, HEADER_BYTES + num_bytes)
+            for path in self._in_turn():
+                mapped = self._mapped_at(path, HEADER_BYTES + num_bytes)
                 if mapped:
                     mapped.view[:8] = bytes(8)
                     return Claim(mapped, num_bytes)
         except OSError as error:
-            raise SlotError(f"no state can be kept in {self.directory}: {error.strerror}") from error
+            raise self._not_kept(error) from error
         return None
+
+    @contextmanager
+    def receiving(self, num_bytes: int) -> Iterator[FileClaim]:
+        """As `claim`, but to be written to in the block, as a file; of what is not committed there nothing is kept.
+
+        Raises SlotError if both slots are in use, too, and where there is no memory for what is written.
+        """
+        try:
+            descriptor = self._first_free(HEADER_BYTES + num_bytes)
+        except OSError as error:
+            raise self._not_kept(error) from error
+        claim = FileClaim(descriptor)
+        try:
+            os.pwrite(descriptor, bytes(8), 0)
+            yield claim
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise self._not_kept(error) from error
+        finally:
+            if not claim.is_whole:
+                os.ftruncate(descriptor, 0)
+            _unlock(descriptor)
+            os.close(descriptor)
+
+    def _first_free(self, size: int) -> int:
+        for path in self._in_turn():
+            descriptor = self._open(path, size)
+            if descriptor is not None:
+                return descriptor
+        raise SlotError(f"both slots of {self.directory.name} are in use")
+
+    def _in_turn(self) -> list[Path]:
+        """The slots, that which counts least first, in a directory that is there."""
+        for directory in (self.directory.parent, self.directory):
+            directory.mkdir(mode=0o700, exist_ok=True)
+        self._refuse_what_others_could_write()
+        return [self.directory / name for name in sorted(self._names, key=self._place_of)]
+
+    def _not_kept(self, error: OSError) -> SlotError:
+        return SlotError(f"no state can be kept in {self.directory}: {error.strerror}")
 
     def _refuse_what_others_could_write(self) -> None:
         for directory in (self.directory.parent, self.directory):
@@ -174,37 +145,52 @@ class SlotPair:
         header = _read_header(self.directory / name)
         return header.place if header else (-1, -1)
 
-    def _open(self, name: str, size: int) -> "_Mapped | None":
+    def _mapped_at(self, path: Path, size: int) -> "_Mapped | None":
         """A slot of that size, mapped and locked; None if somebody else uses it."""
-        known, path = self._mapped.get(name), self.directory / name
-        if known and known.is_at(path) and len(known.view) == size:
+        known = self._mapped.get(path.name)
+        if known and len(known.view) == size and known.is_at(path):
             return known if _lock(known.descriptor, fcntl.LOCK_EX) else None
-        if known:
-            del self._mapped[name]
+        self._mapped.pop(path.name, None)
+        descriptor = self._open(path, size, is_all_there=True)
+        if descriptor is None:
+            return None
+        self._mapped[path.name] = _Mapped(descriptor, size)
+        return self._mapped[path.name]
+
+    def _open(self, path: Path, size: int, *, is_all_there: bool = False) -> int | None:
+        """A slot of that size, locked; None if somebody else uses it.
+
+        What is to be mapped `is_all_there` now: later a write into what is not would kill the process.
+        """
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not _lock(descriptor, fcntl.LOCK_EX):
             os.close(descriptor)
             return None
         try:
-            self._take_memory(descriptor, size)
-            self._mapped[name] = _Mapped(descriptor, size)
+            self._refuse_shortage(size - os.fstat(descriptor).st_blocks * 512)
+            os.ftruncate(descriptor, size)
+            if is_all_there:
+                os.posix_fallocate(descriptor, 0, size)
         except BaseException:
             path.unlink(missing_ok=True)
             os.close(descriptor)
             raise
-        return self._mapped[name]
+        return descriptor
 
-    def _take_memory(self, descriptor: int, size: int) -> None:
-        """Have all of it now: later a write into what is not there would kill the process."""
-        more = size - os.fstat(descriptor).st_blocks * 512
+    def _refuse_shortage(self, more: int) -> None:
         if more > 0 and (reason := shortage(more, room_of(self.directory))):
             raise SlotError(f"no state is kept in memory: {reason}")
-        os.ftruncate(descriptor, size)
-        os.posix_fallocate(descriptor, 0, size)
 
     @contextmanager
     def reading(self, place: Place) -> Iterator[tuple[SlotHeader, memoryview]]:
         """A slot that nobody writes meanwhile, with its state; raises SlotError if there is none of that place (any more)."""
+        with self.reading_file(place) as (header, file):  # the mapping keeps it open as long as it is used
+            # writable for those who want no copy; what they write is theirs alone
+            yield header, memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))[HEADER_BYTES:]
+
+    @contextmanager
+    def reading_file(self, place: Place) -> Iterator[tuple[SlotHeader, BinaryIO]]:
+        """As `reading`, with the slot's file, in which the state begins at HEADER_BYTES."""
         if self.directory.is_dir():
             self._refuse_what_others_could_write()
         for name in self._names:
@@ -219,10 +205,10 @@ class SlotPair:
                     continue
                 if os.fstat(file.fileno()).st_size != HEADER_BYTES + header.num_bytes:
                     raise SlotError(f"{path} has another size than its header says")
-                try:  # writable for those who want no copy; what they write is theirs alone
-                    yield header, memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))[HEADER_BYTES:]
+                try:
+                    yield header, file
                 finally:
-                    _unlock(file.fileno())  # the mapping keeps the file open as long as it is used
+                    _unlock(file.fileno())
                 return
         raise SlotError(f"there is no slot of iteration {place[1]} of generation {place[0]} in {self.directory}")
 
@@ -272,14 +258,15 @@ class _Mapped:
     """An open slot, closed with its last user. Its memory stays until then, whether its file is there or not."""
 
     def __init__(self, descriptor: int, size: int) -> None:
+        weakref.finalize(self, os.close, descriptor)
         self.descriptor = descriptor
         self.view = memoryview(mmap.mmap(descriptor, size))
-        weakref.finalize(self, os.close, descriptor)
 
     def is_at(self, path: Path) -> bool:
-        """Whether it is still the file of that name."""
+        """Whether it is still the file of that name, and all there: who has received another state may have cut it."""
         try:
-            return os.path.samestat(os.fstat(self.descriptor), path.stat())
+            found = os.fstat(self.descriptor)
+            return os.path.samestat(found, path.stat()) and found.st_blocks * 512 >= found.st_size == len(self.view)
         except OSError:
             return False
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from unicron_lib.checkpointing.model_state import of_the_state, slices_at
 from unicron_lib.checkpointing.slices import TensorSlice
-from unicron_lib.checkpointing.slots import ALL, Place, SlotHeader, SlotPair
+from unicron_lib.checkpointing.slot_header import Place, SlotHeader
+from unicron_lib.checkpointing.slots import ALL, SlotPair
 from unicron_lib.checkpointing.tensors import unpack
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.parts import overlapping, place_of

@@ -5,7 +5,7 @@ import os
 import statistics
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from unicron_lib.adapters.s3 import S3Store
 from unicron_lib.agent.copying import Copying
 from unicron_lib.agent.slot_house import SlotHouse
 from unicron_lib.agent.slot_places import PREFIX, SHARED
 from unicron_lib.agent.slot_wire import Get, SlotServer, fetch
-from unicron_lib.checkpointing.repository import CheckpointRepository
-from unicron_lib.checkpointing.slots import SlotHeader, SlotPair, digest_of
+from unicron_lib.checkpointing.slot_digest import digest_of
+from unicron_lib.checkpointing.slot_header import SlotHeader
+from unicron_lib.checkpointing.slots import SlotPair
 from unicron_lib.checkpointing.tensors import pack_into, packed_bytes, unpack
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.training.effort import Effort
@@ -28,7 +28,6 @@ from unicron_lib.training.groups import choose_device, leave
 from unicron_lib.training.loop import Work
 from unicron_lib.training.position import Position
 from unicron_lib.training.replica import Replica
-from unicron_lib.training.shards import to_bytes
 from unicron_lib.training.snapshots import Snapshots
 from unicron_lib.training.trial_cost import JOB, Cost, timed, timed_alone
 
@@ -47,47 +46,48 @@ PAIRS = 9
 LOOK_S = 0.2
 
 
-def restoring(bucket: str, state: Mapping[str, torch.Tensor], rounds: int) -> Iterator[Cost]:
-    """Give a state to a rank that has lost it, from a peer's memory and from S3, both compared with a digest."""
-    repository = CheckpointRepository(S3Store(bucket, "bench"), JOB)
-    data = to_bytes(state)
-    shard = repository.put_shard(iteration=1, generation=0, save="all", rank=0, data=data, tensors=tuple(state))
-    del data
-    own = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+@contextmanager
+def slots_with(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[memoryview, Callable[[], float]]]:
+    """The memory of a slot that has been written before, as a rank finds it, and what gets the state from a peer's memory.
+
+    That fills the tensors of a rank that has lost them, compares a digest as what comes from S3 does, and returns seconds.
+    """
     with _houses() as (here, there, peer):
         header = _filled(there.pair(JOB), state)
-
-        def from_peer() -> None:
-            fetch(peer, TOKEN, here.pair(JOB), Get(job=JOB, generation=0, iteration=1))
-            with here.pair(JOB).reading(header.place) as (_, found):
-                _fill(own, unpack(found, "peer"))
-            here.wipe()
-
-        def from_store() -> None:
-            _fill(own, unpack(repository.load_shard(shard), "store"))
-
-        pairs = [(timed(from_peer), timed(from_store)) for _ in range(rounds)]
-    near, far = (statistics.median(times) for times in zip(*pairs, strict=True))
-    yield Cost(
-        what="restore of a lost rank, from a peer's memory",
-        value=near,
-        unit="s",
-        beside="from S3",
-        other=far,
-        ratio=statistics.median(store / peer for peer, store in pairs),
-        bar=BAR_RESTORE,
-    )
-
-
-@contextmanager
-def slot_for(state: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
-    """The memory of a slot that has been written before, as a rank finds it."""
-    with _houses() as (here, _, _):
-        _filled(here.pair(JOB), state)
-        claim = here.pair(JOB).claim(packed_bytes(state))
+        claim = there.pair(JOB).claim(packed_bytes(state))
         assert claim is not None
         pack_into(state, claim.data)
-        yield claim.data
+
+        def restore() -> None:
+            fetch(peer, TOKEN, here.pair(JOB), Get(job=JOB, generation=header.generation, iteration=header.iteration))
+            with here.pair(JOB).reading(header.place) as (_, found):
+                fill(state, unpack(found, "peer"))
+
+        def from_peer() -> float:
+            elapsed_s = timed(restore)
+            here.wipe()
+            return elapsed_s
+
+        yield claim.data, from_peer
+
+
+def fill(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> None:
+    """Copy a state that was found into the tensors of a rank."""
+    for name, tensor in own.items():
+        tensor.copy_(found[name])
+
+
+def restored(near: Sequence[float], far: Sequence[float]) -> Cost:
+    """How long a rank takes to have its state again, from a peer's memory and from S3, round by round."""
+    return Cost(
+        what="restore of a lost rank, from a peer's memory",
+        value=statistics.median(near),
+        unit="s",
+        beside="from S3",
+        other=statistics.median(far),
+        ratio=statistics.median(store / peer for peer, store in zip(near, far, strict=True)),
+        bar=BAR_RESTORE,
+    )
 
 
 def training() -> Iterator[Cost]:
@@ -170,11 +170,6 @@ def _filled(pair: SlotPair, state: Mapping[str, torch.Tensor]) -> SlotHeader:
     )
     claim.commit(header)
     return header
-
-
-def _fill(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> None:
-    for name, tensor in own.items():
-        tensor.copy_(found[name])
 
 
 @contextmanager

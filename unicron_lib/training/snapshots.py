@@ -15,7 +15,9 @@ from functools import partial
 
 import torch
 
-from unicron_lib.checkpointing.slots import Claim, Place, SlotHeader, SlotPair, digest_of
+from unicron_lib.checkpointing.slot_digest import digest_of
+from unicron_lib.checkpointing.slot_header import Place, SlotHeader
+from unicron_lib.checkpointing.slots import Claim, SlotPair
 from unicron_lib.checkpointing.tensors import pack_into, packed_bytes
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout
