@@ -8,7 +8,7 @@ import asyncio
 import copy
 import logging
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
@@ -79,7 +79,7 @@ class Work:
     """What is done for an incident, in its order, a `with` block long."""
 
     def __init__(self) -> None:
-        self.is_over = asyncio.Event()
+        self._over = asyncio.Event()
         self._acts: list[Act] = []
         self._news = asyncio.Event()
         self._error: BaseException | None = None
@@ -90,7 +90,7 @@ class Work:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         """Nothing more will be done; the run that shows it fails as the work has."""
         self._error = error
-        self.is_over.set()
+        self._over.set()
         self._news.set()
 
     async def call(self, task: AnyTask, *args: object) -> Any:
@@ -100,13 +100,19 @@ class Work:
         self._news.set()
         return await act.do()
 
+    async def over(self, within_s: float | None = None) -> None:
+        """Wait until it is, or for so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._over.wait()
+
     async def show(self) -> None:
         """A task run for each thing that was done, is done and will be, and the reports of what was completed."""
         runs = list[asyncio.Task[None]]()
-        while len(runs) < len(self._acts) or not self.is_over.is_set():
+        while len(runs) < len(self._acts) or not self._over.is_set():
             self._news.clear()
             runs += [asyncio.create_task(act.show()) for act in self._acts[len(runs) :]]
-            if not self.is_over.is_set():
+            if not self._over.is_set():
                 await self._news.wait()
         await asyncio.gather(*runs, return_exceptions=True)
         state = services().journal.state

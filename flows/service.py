@@ -52,6 +52,8 @@ POLL_S = 1.0
 BUSY_S = (0.05, 0.1, 0.2, 0.4)
 ORPHAN_AGE_S = 1.5
 CONTROLLER_WAIT_S = 30.0
+SHOW_AFTER_S = 1.0
+"""A run takes work to make: a short recovery has the processors to itself."""
 ACTION_FAILED = "prefect.automation.action.failed"
 log = logging.getLogger("unicron.recovery")
 
@@ -139,6 +141,7 @@ class RecoveryService:
             await respond(work.call, incident=incident.id)
 
     async def _show(self, incident: Incident, work: Work) -> None:
+        await work.over(SHOW_AFTER_S)
         try:
             run = await unless_busy(partial(self._new_run, incident))
             if run is not None:
@@ -147,7 +150,7 @@ class RecoveryService:
                 return
         except Exception:  # whatever Prefect's trouble is, the recovery goes on without it
             log.exception("the flow run of %s broke off: it is recorded later", incident.id)
-        await work.is_over.wait()
+        await work.over()
         self._unrecorded.append(incident.id)
 
     async def _new_run(self, incident: Incident) -> FlowRun | None:
@@ -291,9 +294,9 @@ async def _main() -> None:
 
 def main() -> int:
     """`python -m flows.service`: serve until SIGTERM; exit code 2 for a wrong configuration."""
-    logging.basicConfig(level=os.environ.get("UNICRON_LOG_LEVEL", "INFO"), format="%(asctime)s %(name)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("unicron").addHandler(Overhearing())
+    ours = logging.getLogger("unicron")  # Prefect has set up the root logger, for warnings
+    ours.setLevel(os.environ.get("UNICRON_LOG_LEVEL", "INFO"))
+    ours.addHandler(Overhearing())
     try:
         asyncio.run(_main())
     except UserError as error:
