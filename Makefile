@@ -1,7 +1,7 @@
 # The two commands of a new user: `make demo` and `make test`. Both set up what is missing.
 SHELL := bash
 BIN := .venv/bin
-WORKERS ?= 2
+WORKERS ?= 0
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check format test storm paper constraints clean
 
@@ -25,7 +25,7 @@ format: setup ## let ruff repair what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-test: check ## run every check and test (ARGS='-k planning' for some of them, WORKERS=0 for one process)
+test: check ## run every check and test (ARGS='-k planning' for some of them, WORKERS=3 for three processes)
 	$(BIN)/pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(ARGS)
 
 storm: setup ## storms of faults on clusters, in virtual time and on the planner, and properties on new examples: an hour
