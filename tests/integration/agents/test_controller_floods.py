@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from itertools import cycle
 from types import SimpleNamespace
 
 import psutil
@@ -23,6 +24,7 @@ from unicron_lib.errors import ControllerError
 
 log = logging.getLogger(__name__)
 MEGABYTE = 1 << 20
+shares = pytest.mark.asyncio(loop_scope="module")
 NONSENSE = {"cut": "{", "bare": '{"type": "heartbeat"}', "long": '"' + "x" * 5000, "bytes": b"\x00\xff"}
 
 
@@ -51,8 +53,8 @@ def memory(process: subprocess.Popen[bytes]) -> int:
     return psutil.Process(process.pid).memory_info().rss
 
 
-@pytest.mark.parametrize("frame", NONSENSE.values(), ids=NONSENSE)
-async def test_nonsense_at_full_speed_delays_no_verdict(cluster: LocalCluster, frame: str | bytes) -> None:
+@pytest.mark.parametrize("kinds", [tuple(NONSENSE), *(pytest.param((kind,), marks=pytest.mark.storm) for kind in NONSENSE)])
+async def test_nonsense_at_full_speed_delays_no_verdict(cluster: LocalCluster, kinds: tuple[str, ...]) -> None:
     """One agent floods, another one is killed meanwhile and judged on time; the noisy one is alive: it is heard."""
     controller, agent = cluster.processes
     before = memory(controller)
@@ -60,8 +62,8 @@ async def test_nonsense_at_full_speed_delays_no_verdict(cluster: LocalCluster, f
 
     async def flood(link: ClientConnection) -> None:
         nonlocal sent
-        while True:
-            await link.send(frame)
+        for kind in cycle(kinds):
+            await link.send(NONSENSE[kind])
             await asyncio.sleep(0)  # the client of this test is on the same loop
             sent += 1
 
@@ -82,37 +84,40 @@ async def test_nonsense_at_full_speed_delays_no_verdict(cluster: LocalCluster, f
     assert cluster.log("controller").count("something unknown") < 40
 
 
-async def test_a_frame_beyond_the_limit_ends_its_connection_only(cluster: LocalCluster) -> None:
-    async with stranger(cluster, "long") as link:
+@shares
+async def test_a_frame_beyond_the_limit_ends_its_connection_only(shared_cluster: LocalCluster) -> None:
+    async with stranger(shared_cluster, "long") as link:
         with suppress(ConnectionClosed):
             await link.send("x" * (3 * MEGABYTE))
             await link.recv()
         assert link.close_code == 1009
-    assert "frame beyond the limit" in (await cluster.node("long", connected=False)).reason
-    assert (await cluster.node()).verdict == "alive"
+    assert "frame beyond the limit" in (await shared_cluster.node("long", connected=False)).reason
+    assert (await shared_cluster.node()).verdict == "alive"
 
 
-async def test_huge_failures_at_once_are_all_handled(cluster: LocalCluster) -> None:
+@shares
+async def test_huge_failures_at_once_are_all_handled(shared_cluster: LocalCluster) -> None:
     """PB72: 64 failures, each with as much text as an agent passes on."""
-    controller, _ = cluster.processes
+    controller, _ = shared_cluster.processes
     before, handled = memory(controller), []
-    async with stranger(cluster, "big") as link:
+    async with stranger(shared_cluster, "big") as link:
         for seq in range(64):
             await say(link, failed("big", seq, "x" * (64 << 10)))
         while len(handled) < 64:
-            waiting = await cluster.client.observations(job="a", wait_s=10)
+            waiting = await shared_cluster.client.observations(job="a", wait_s=10)
             assert waiting
             handled += [observation.seq for observation in waiting]
-            await cluster.client.acknowledge(observation.id for observation in waiting)
+            await shared_cluster.client.acknowledge(observation.id for observation in waiting)
     assert handled == list(range(64))
     assert memory(controller) - before < 200 * MEGABYTE
 
 
-async def test_an_agent_that_waits_for_no_answer_is_cut_off(cluster: LocalCluster) -> None:
+@shares
+async def test_an_agent_that_waits_for_no_answer_is_cut_off(shared_cluster: LocalCluster) -> None:
     """Ten thousand observations that nobody journals: the controller holds a part of them and stays what it is."""
-    controller, _ = cluster.processes
+    controller, _ = shared_cluster.processes
     before = memory(controller)
-    async with stranger(cluster, "rude") as link:
+    async with stranger(shared_cluster, "rude") as link:
         with suppress(ConnectionClosed):
             for seq in range(10_000):
                 await say(link, failed("rude", seq))
@@ -121,7 +126,7 @@ async def test_an_agent_that_waits_for_no_answer_is_cut_off(cluster: LocalCluste
         await link.wait_closed()
         assert link.close_code == 1008
     assert memory(controller) - before < 50 * MEGABYTE
-    assert (await cluster.node()).verdict == "alive"
+    assert (await shared_cluster.node()).verdict == "alive"
 
 
 async def test_a_flood_reaches_the_journal_once_and_in_order_although_the_controller_dies(cluster: LocalCluster) -> None:

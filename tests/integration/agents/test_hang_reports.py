@@ -5,11 +5,19 @@ import signal
 import time
 
 import psutil
+import pytest
 from beating_rank import WARM
 from local_cluster import LocalCluster, descendants, eventually, pids
 
 from unicron_lib.agent.fault_messages import InjectFault
 from unicron_lib.agent.messages import RankResumed, RankStalled
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture
+def cluster(shared_cluster: LocalCluster) -> LocalCluster:
+    return shared_cluster
 
 
 async def test_a_hanging_rank_is_reported_and_its_return_too(cluster: LocalCluster) -> None:
@@ -40,9 +48,9 @@ async def test_a_hanging_rank_is_reported_and_its_return_too(cluster: LocalClust
 
 
 async def test_a_rank_that_sleeps_for_ever_is_told_with_what_was_seen_of_its_process(cluster: LocalCluster) -> None:
-    cluster.start_agent("n1", "--rank-target", "beating_rank:deadlock")
-    await cluster.node("n1")
-    await cluster.launch(node="n1", job="sleeping")
+    cluster.start_agent("n2", "--rank-target", "beating_rank:deadlock")
+    await cluster.node("n2")
+    await cluster.launch(node="n2", job="sleeping")
     seen = await cluster.observation("rank_stalled", "sleeping")
     assert isinstance(seen.body, RankStalled)
     assert (seen.body.section, seen.body.iteration) == ("step", WARM - 1)
@@ -50,10 +58,10 @@ async def test_a_rank_that_sleeps_for_ever_is_told_with_what_was_seen_of_its_pro
 
 
 async def test_pages_are_gone_with_their_agent(cluster: LocalCluster) -> None:
-    agent = cluster.start_agent("n1", "--rank-target", "beating_rank:main")
-    await cluster.node("n1")
-    await cluster.launch(node="n1", job="pacing")
-    link = cluster.directory / "run" / "agents" / f"n1-{agent.pid}" / "beats"
+    agent = cluster.start_agent("n3", "--rank-target", "beating_rank:main")
+    await cluster.node("n3")
+    await cluster.launch(node="n3", job="paged")
+    link = cluster.directory / "run" / "agents" / f"n3-{agent.pid}" / "beats"
     if not link.exists():  # a long path: the agent's directory is elsewhere
         (rank,) = [p for p in descendants(agent) if p.environ().get("RANK") == "0"]
         link = type(link)(rank.environ()["UNICRON_BEAT_FILE"]).parent

@@ -87,7 +87,7 @@ async def site(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch):
     return Site(cluster, agents, made.journal, store, opened)
 
 
-@pytest.mark.parametrize("which", ["store", "middle", "last"])
+@pytest.mark.parametrize("which", ["store", pytest.param("middle", marks=pytest.mark.storm), "last"])
 async def test_a_node_that_dies_while_all_others_are_happy_is_recovered_from(site: Site, which: str) -> None:
     """PB18, PB19, PB58: the node of the rendezvous store and rank 0, or any other one; no rank complains."""
     *before, store_host = site.opened.values()  # a start may have taken more than one plan

@@ -1,10 +1,22 @@
 """Every fault that can be injected happens on a real agent, and arrives as the observation that it should be."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
+import pytest_asyncio
 from local_cluster import LocalCluster, eventually
 
 from unicron_lib.agent.fault_messages import InjectFault
-from unicron_lib.agent.messages import GpuFault, NodeNotice, NodeUnreachable, Observation, RankExited, RankStalled
+from unicron_lib.agent.messages import (
+    GpuFault,
+    NodeNotice,
+    NodeUnreachable,
+    Observation,
+    RankExited,
+    RankStalled,
+    StopRanks,
+)
 from unicron_lib.agent.rank_messages import RankFailed
 from unicron_lib.detection.classify import classify
 from unicron_lib.domain.failures import ErrorKind
@@ -13,16 +25,24 @@ from unicron_lib.local.bench_rank import BENCH, grid_iteration
 
 PACE_S = 0.05
 WARM = 24
+NODE = "workshop"
 RANKS = ("--rank-target", "unicron_lib.local.bench_rank:main", "--kernel-log", "none")
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def ready(cluster: LocalCluster, node: str, job: str) -> LocalCluster:
-    """A node with a job of two ranks, once both have a pace."""
-    cluster.start_agent(node, *RANKS)
-    await cluster.node(node)
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def cluster(shared_cluster: LocalCluster) -> LocalCluster:
+    """With a node for the jobs of all tests, one after the other."""
+    shared_cluster.start_agent(NODE, *RANKS)
+    await shared_cluster.node(NODE)
+    return shared_cluster
+
+
+@asynccontextmanager
+async def training(cluster: LocalCluster, job: str) -> AsyncIterator[None]:
+    """A job of two ranks, once both have a pace."""
     spec = JobSpec(job=job, data_path=BENCH, pace_s=PACE_S)
-    await cluster.launch(node=node, job=job, step=f"launch-{job}", spec=spec)
+    await cluster.launch(node=NODE, job=job, step=f"launch-{job}", spec=spec)
     target = grid_iteration(PACE_S) + WARM
 
     async def warm() -> bool:
@@ -30,7 +50,9 @@ async def ready(cluster: LocalCluster, node: str, job: str) -> LocalCluster:
         return progress is not None and sum(at >= target for at in progress.iterations.values()) == 2
 
     await eventually(warm, f"{WARM} iterations of {job}")
-    return cluster
+    yield
+    stopping = StopRanks(step=f"stop-{job}", job=job, below_generation=2, grace_s=1.0)
+    assert (await cluster.client.command(NODE, stopping)).ok
 
 
 async def inject(cluster: LocalCluster, node: str, fault: str, **more: object) -> None:
@@ -39,9 +61,9 @@ async def inject(cluster: LocalCluster, node: str, fault: str, **more: object) -
     assert reply.ok, reply.error
 
 
-async def observed(cluster: LocalCluster, node: str, body: type) -> Observation:
+async def observed(cluster: LocalCluster, node: str, body: type, *, job: str | None = None) -> Observation:
     async def ask() -> Observation | None:
-        waiting = await cluster.client.observations(wait_s=1.0)
+        waiting = await cluster.client.observations(job=job, wait_s=1.0)
         return next((it for it in waiting if it.node == node and isinstance(it.body, body)), None)
 
     return await eventually(ask, f"{body.__name__} of {node}")
@@ -57,11 +79,11 @@ async def observed(cluster: LocalCluster, node: str, body: type) -> Observation:
         ("exception", RankFailed, {ErrorKind.OTHER}),
     ],
 )
-async def test_a_fault_of_a_rank(shared_cluster: LocalCluster, fault: str, body: type, kinds: set[ErrorKind]) -> None:
-    node, job = f"node-{fault}", f"job-{fault}"
-    cluster = await ready(shared_cluster, node, job)
-    await inject(cluster, node, fault, job=job, rank=1)
-    seen = await observed(cluster, node, body)
+async def test_a_fault_of_a_rank(cluster: LocalCluster, fault: str, body: type, kinds: set[ErrorKind]) -> None:
+    job = f"job-{fault}"
+    async with training(cluster, job):
+        await inject(cluster, NODE, fault, job=job, rank=1)
+        seen = await observed(cluster, NODE, body, job=job)
     failure = classify(seen)
     assert failure is not None
     assert (failure.job, failure.rank, failure.generation) == (job, 1, 1)
@@ -77,11 +99,11 @@ async def test_a_fault_of_a_rank(shared_cluster: LocalCluster, fault: str, body:
         (1, ErrorKind.PROCESS_EXIT, ""),
     ],
 )
-async def test_a_rank_that_ends_with_a_code(shared_cluster: LocalCluster, code: int, kind: ErrorKind, verdict: str) -> None:
-    node, job = f"node-exit-{code}", f"job-exit-{code}"
-    cluster = await ready(shared_cluster, node, job)
-    await inject(cluster, node, "exit", job=job, rank=1, amount=float(code))
-    seen = await observed(cluster, node, RankExited)
+async def test_a_rank_that_ends_with_a_code(cluster: LocalCluster, code: int, kind: ErrorKind, verdict: str) -> None:
+    job = f"job-exit-{code}"
+    async with training(cluster, job):
+        await inject(cluster, NODE, "exit", step=f"exit-{code}", job=job, rank=1, amount=float(code))
+        seen = await observed(cluster, NODE, RankExited, job=job)
     assert isinstance(seen.body, RankExited)
     assert (seen.body.rank, seen.body.exit_code) == (1, code)
     failure = classify(seen)
@@ -89,16 +111,15 @@ async def test_a_rank_that_ends_with_a_code(shared_cluster: LocalCluster, code: 
     assert (failure.kind, failure.verdict) == (kind, verdict)
 
 
-async def test_a_slow_rank(shared_cluster: LocalCluster) -> None:
-    cluster = await ready(shared_cluster, "node-slow", "job-slow")
-    await inject(cluster, "node-slow", "slow", job="job-slow", rank=1, amount=1.5)
-
+async def test_a_slow_rank(cluster: LocalCluster) -> None:
     async def slower() -> bool:
         progress = await cluster.client.job_progress("job-slow")
         window = progress.window if progress else None
         return window is not None and window.compute_s[1] > 1.3 * window.compute_s[0]
 
-    await eventually(slower, "a window in which rank 1 is slow")
+    async with training(cluster, "job-slow"):
+        await inject(cluster, NODE, "slow", job="job-slow", rank=1, amount=1.5)
+        await eventually(slower, "a window in which rank 1 is slow")
 
 
 @pytest.mark.parametrize(

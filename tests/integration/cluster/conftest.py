@@ -13,6 +13,11 @@ from unicron_lib.local.processes import MARK, marked
 from unicron_lib.local.site import load_site
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the same two jobs follow each other: others cancel them."""
+    items.sort(key=lambda item: "pair" in getattr(item, "fixturenames", ()))
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory):
     home = tmp_path_factory.mktemp("unicron-home")
@@ -39,8 +44,7 @@ def cluster(tmp_path_factory):
 @pytest.fixture
 def pair(cluster, tmp_path):
     """Two running jobs, 4 and 2 GPUs, on a whole cluster."""
-    cluster.cli("up")  # brings lost nodes back
-    cluster.until("all nodes", lambda state: state.num_healthy_gpus == 6)
+    cluster.bring_back()
     running = {name for name, job in cluster.state.jobs.items() if job.status is JobStatus.RUNNING}
     for name, weight in (("big", 4.0), ("small", 1.0)):
         if name not in running:

@@ -14,7 +14,7 @@ from unicron_lib.local.checks import loss_curve
 from unicron_lib.training.ledger import ledger_directory
 from unicron_lib.training.reference import losses
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.storm]
 STAGES = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 3, "throughput_flops": {6: 9.0e8}}
 LINES = {"tensor_model_parallel_size": 2, "throughput_flops": {2: 3.0e8, 4: 5.0e8}}
 
@@ -55,8 +55,7 @@ def told(cluster: Cluster) -> tuple[dict, dict]:
 
 
 def test_a_lost_node_changes_the_layout_and_its_return_changes_it_back(cluster, tmp_path) -> None:
-    cluster.cli("up")
-    cluster.until("all nodes", lambda state: state.num_healthy_gpus == 6)
+    cluster.bring_back()
     for name in [name for name, job in cluster.state.jobs.items() if job.status == "running"]:
         cluster.cli("cancel", name)
     keys = {"num_layers": 3, "params_dtype": "float64", "transition_s": 1.0, "save_interval": 100_000, "memory_interval": 1}

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import yaml
 
 from unicron_lib.domain.failures import ErrorKind
@@ -54,6 +55,7 @@ def finished(cluster, name: str) -> JobState:
     return job
 
 
+@pytest.mark.storm
 def test_a_script_is_restarted_from_its_own_checkpoint_and_finishes(cluster, tmp_path):
     known = set(cluster.state.incidents)
     first = submitted(cluster, "ddp", ddp_file(tmp_path, "ddp", parks=False))

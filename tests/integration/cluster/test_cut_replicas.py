@@ -32,8 +32,7 @@ def healed(cluster, job: str, gpus: int, known: set[str]):
 
 def submit(cluster, tmp_path, job: str, gpus: int) -> None:
     """A job alone on the whole cluster, two ranks a replica, that would save for the first time in hours."""
-    cluster.cli("up")  # brings lost nodes back
-    cluster.until("all nodes", lambda state: state.num_healthy_gpus == 6)
+    cluster.bring_back()
     for row in cluster.json("jobs")["jobs"]:
         if row["status"] == "running":
             cluster.cli("cancel", row["job"])

@@ -14,8 +14,7 @@ SIZES = {"broad": 4, "narrow": 2}
 @pytest.fixture(scope="module")
 def twins(cluster, tmp_path_factory):
     """Two jobs of which each is worth more on 2 GPUs than the other on 4: both stay when a node of three leaves."""
-    cluster.cli("up")
-    cluster.until("all nodes", lambda state: state.num_healthy_gpus == 6)
+    cluster.bring_back()
     end(cluster)
     for name, weight in (("broad", 1.1), ("narrow", 1.0)):
         keys = {"weight": weight, "throughput_flops": {2: 5.0e8, 4: 6.0e8}, "max_gpus": 4, "transition_s": 1.0}
@@ -96,6 +95,7 @@ def test_a_spot_notice_moves_the_jobs_and_costs_nothing(twins):
     ends_and_comes_back(twins, node, known)
 
 
+@pytest.mark.storm
 def test_sigterm_to_an_agent_saves_its_ranks_before_it_ends(twins):
     known, node = set(twins.state.incidents), home_of(twins, "narrow")
     agent_of(twins, node).terminate()

@@ -17,8 +17,7 @@ JOB, INTERVAL = "kept", 2
 @pytest.fixture
 def kept(cluster, tmp_path):
     """A job on the two GPUs of one node, which would save for the first time in hours."""
-    cluster.cli("up")
-    cluster.until("all nodes", lambda state: state.num_healthy_gpus == 6)
+    cluster.bring_back()
     running = {name for name, job in cluster.state.jobs.items() if job.status is JobStatus.RUNNING}
     for name in running - {JOB}:
         cluster.cli("cancel", name)

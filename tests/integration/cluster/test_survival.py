@@ -22,7 +22,7 @@ def pid_of_rank(cluster, job, rank):
     return next(it.pid for it in found if (it.job, it.rank) == (job, rank))
 
 
-@pytest.mark.parametrize("part", ["recovery", "controller", pytest.param("prefect-server", marks=pytest.mark.storm)])
+@pytest.mark.parametrize("part", ["recovery", "controller", "prefect-server"])
 def test_a_control_process_dies_at_a_random_moment_of_a_recovery(pair, part):
     known, pid = set(pair.state.incidents), pair.pid(part)
     steps = random.SystemRandom().randrange(len(StepKind))
@@ -37,9 +37,8 @@ def test_a_control_process_dies_at_a_random_moment_of_a_recovery(pair, part):
     pair.check_journal()
 
 
-@pytest.mark.parametrize(
-    "after", [StepKind.LAUNCH, *(pytest.param(it, marks=pytest.mark.storm) for it in StepKind if it is not StepKind.LAUNCH)]
-)
+@pytest.mark.storm
+@pytest.mark.parametrize("after", StepKind)
 def test_a_recovery_killed_between_two_steps_goes_on_without_doing_one_twice(pair, after):
     known, seq, pid = set(pair.state.incidents), pair.state.seq, pair.pid("recovery")
     generation = pair.state.jobs["big"].generation
@@ -146,6 +145,7 @@ def live(cluster):
     return {it.job: it.iteration for it in cluster.ask(lambda client: client.progress())}
 
 
+@pytest.mark.storm
 def test_with_the_recovery_service_frozen_the_automation_heals(pair):
     """The safety net: Prefect's proactive automation starts `recover` under the worker."""
     known = set(pair.state.incidents)

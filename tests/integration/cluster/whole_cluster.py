@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from unicron_lib.agent.access import read_token
 from unicron_lib.controller.client import ControllerClient
 from unicron_lib.domain.cluster import ClusterState, IncidentStatus
 from unicron_lib.domain.jobs import JobStatus
+from unicron_lib.errors import ControllerError
 from unicron_lib.journal import Journal
 from unicron_lib.local.processes import marked
 from unicron_lib.local.site import Site
@@ -109,7 +110,18 @@ class Cluster:
         return self.until(f"calm with {sizes}", holds)
 
     def iterations(self) -> dict[str, int]:
-        return {row["job"]: row["iteration"] for row in self.json("jobs")["jobs"] if row["status"] == "running"}
+        """How many each running job has done; asked for without a command, which takes a second to start."""
+        live: dict[str, int] = {}
+        with suppress(ControllerError):
+            live = {it.job: it.iteration + 1 for it in self.ask(lambda client: client.progress())}
+        running = {name: job for name, job in self.state.jobs.items() if job.status is JobStatus.RUNNING}
+        return {name: live.get(name, job.failed_at or 0) for name, job in running.items()}
+
+    def bring_back(self) -> None:
+        """Lost nodes, as `unicron up` does, and wait for them."""
+        os.kill(self.site.supervisor_pid, signal.SIGHUP)
+        num_gpus = self.site.num_nodes * self.site.gpus_per_node
+        self.until("all nodes", lambda state: state.num_healthy_gpus == num_gpus)
 
     def trains_on(self) -> None:
         """Every running job makes new iterations."""
