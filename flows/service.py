@@ -30,11 +30,12 @@ from prefect.exceptions import ObjectNotFound
 from prefect.flow_engine import run_flow_async
 from prefect.states import Completed
 
+from flows.acts import Overhearing
 from flows.burials import keep_buried
 from flows.diagnosing import keep_diagnosed
 from flows.foresight import keep_foreseeing, keep_rebalancing
 from flows.reconfiguration import reconfigure
-from flows.recording import Overhearing, Work, shown_by_a_run
+from flows.recording import Work, shown_by_a_run
 from flows.recovery import recover
 from flows.response import is_over, respond
 from flows.unasked_checks import keep_checked, keep_launches_checked

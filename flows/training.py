@@ -10,6 +10,7 @@ from prefect import State, flow, get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
+from flows.acts import Act
 from flows.outliving import outlive_the_reader
 from tasks.checkpoints import CheckpointWatch
 from tasks.health import publish, report_task
@@ -111,14 +112,17 @@ async def _for_ever(look: Callable[[], Awaitable[None]], pause_s: float) -> None
 
 
 async def _watch_ranks(name: str) -> None:
-    """Node, process and exception health: what agents and controller observed of this job."""
+    """Node, process and exception health: what agents and controller observed of this job. It is journalled, then shown."""
+    async with asyncio.TaskGroup() as showing:
 
-    async def look() -> None:
-        for observation in await services().controller.observations(job=name, wait_s=10.0):
-            incident = await report_task(observation)
-            get_run_logger().warning("%s at %s: incident %s", observation.body.type, observation.node, incident)
+        async def look() -> None:
+            for observation in await services().controller.observations(job=name, wait_s=10.0):
+                report = Act(task=report_task, args=(observation,))
+                incident = await report.do()
+                get_run_logger().warning("%s at %s: incident %s", observation.body.type, observation.node, incident)
+                showing.create_task(report.show_if_possible())
 
-    await _for_ever(look, pause_s=0.0)
+        await _for_ever(look, pause_s=0.0)
 
 
 async def _watch_stragglers(name: str) -> None:

@@ -174,7 +174,7 @@ async def _restore(plan: Plan, step: Step) -> Result:
 
     def choose() -> Result:
         repository = CheckpointRepository(services().store, step.job)
-        _refuse_to_begin_anew(job, repository.iterations())
+        _refuse_to_begin_anew(job, repository)
         anew = not job.restored and job.spec.load != "latest"
         repository.fence(step.generation, anew=anew, up_to=job.rolled_back_to, forgets=not job.restored)
         newest, skipped = repository.newest_complete(condemn=True)
@@ -201,13 +201,16 @@ async def _open_rendezvous(plan: Plan, job: str, spec: JobSpec) -> Reply:
     return await send(assignment.slots[0].node, command, timeout_s=services().settings.command_s)
 
 
-def _refuse_to_begin_anew(job: JobState, saved: list[int]) -> None:
+def _refuse_to_begin_anew(job: JobState, repository: CheckpointRepository) -> None:
     """A job that goes back begins anew only if it had not come to its first save."""
     target = job.rolled_back_to
-    if target is not None and target + 1 >= max(1, job.spec.save_interval) and min(saved, default=-1) > target:
+    if target is None or target + 1 < max(1, job.spec.save_interval):
+        return
+    oldest = min(repository.iterations(), default=-1)
+    if oldest > target:
         raise UserError(
             f"{job.spec.job} must go back to iteration {target} or before, but its oldest checkpoint is of iteration "
-            f"{min(saved)}: raise save_retain, or submit it anew"
+            f"{oldest}: raise save_retain, or submit it anew"
         )
 
 

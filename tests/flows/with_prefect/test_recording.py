@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 
 import pytest
 from prefect import get_client
@@ -10,11 +11,13 @@ from prefect.client.schemas.sorting import TaskRunSort
 from prefect_site import recovery_service, runs_of, until
 from test_prefect_events import all_over
 
-from flows.recording import Overhearing, Work, shown_by_a_run
+from flows.acts import Act, Overhearing
+from flows.recording import Work, shown_by_a_run
 from flows.recovery import recover
 from flows.response import respond
 from flows.service import RecoveryService
-from tasks.planning import complete, dismiss
+from tasks.planning import complete, decide_plan, dismiss
+from unicron_lib.domain.recovery import decide
 
 KINDS = ["plan", "drain", "stop", "restore", "launch", "resume", "complete"]
 
@@ -90,3 +93,17 @@ async def test_a_run_fails_as_the_work_that_it_shows(with_prefect):
         state = await recover("open", return_state=True)
     assert state.is_failed()
     assert complete.name not in {act.task.name for act in work._acts}
+
+
+async def test_what_prefect_cannot_show_is_done_all_the_same(with_prefect, monkeypatch, caplog):
+    def no_logger():
+        raise LookupError("Prefect is ill")
+
+    with_prefect.fail("f1")
+    respond_to = decide(with_prefect.journal.refresh(), time.time())
+    act = Act(task=decide_plan, args=(respond_to,))
+    plan = await act.do()
+    monkeypatch.setattr("flows.acts.get_run_logger", no_logger)
+    await act.show_if_possible()
+    assert "Prefect did not show plan" in caplog.text
+    assert plan.id in with_prefect.journal.refresh().plans
