@@ -50,15 +50,24 @@ class Work:
             async with asyncio.timeout(within_s):
                 await self._over.wait()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it broke off: it will be taken up again."""
+        return self._error is not None
+
     async def show(self) -> None:
         """A task run for each thing that was done, is done and will be, and the reports of what was completed."""
         runs = list[asyncio.Task[None]]()
-        while len(runs) < len(self._acts) or not self._over.is_set():
-            self._news.clear()
-            runs += [asyncio.create_task(act.show()) for act in self._acts[len(runs) :]]
-            if not self._over.is_set():
-                await self._news.wait()
-        await asyncio.gather(*runs, return_exceptions=True)
+        try:
+            while len(runs) < len(self._acts) or not self._over.is_set():
+                self._news.clear()
+                runs += [asyncio.create_task(act.show()) for act in self._acts[len(runs) :]]
+                if not self._over.is_set():
+                    await self._news.wait()
+            await asyncio.gather(*runs, return_exceptions=True)
+        finally:
+            for run in runs:
+                run.cancel()
         state = services().journal.state
         for act in self._acts:
             if act.task is complete and act.error is None:

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from http import HTTPStatus
@@ -26,7 +27,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.events import Event
 from prefect.events.clients import get_events_subscriber
 from prefect.events.filters import EventFilter, EventNameFilter
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectNotFound, PrefectSignal
 from prefect.flow_engine import run_flow_async
 from prefect.states import Completed
 
@@ -71,6 +72,7 @@ class RecoveryService:
         self._wake = asyncio.Event()
         self._answers: dict[str, asyncio.Task[None]] = {}
         self._shows: set[asyncio.Task[None]] = set()
+        self._attempts: Counter[str] = Counter()
         self._unrecorded: list[str] = []
 
     async def serve(self) -> None:
@@ -138,8 +140,12 @@ class RecoveryService:
         task = asyncio.create_task(self._show(incident, work))
         self._shows.add(task)
         task.add_done_callback(self._shows.discard)
-        with work:
-            await respond(work.call, incident=incident.id)
+        try:
+            with work:
+                await respond(work.call, incident=incident.id)
+        except Exception:
+            self._attempts[incident.id] += 1
+            raise
 
     async def _show(self, incident: Incident, work: Work) -> None:
         await work.over(SHOW_AFTER_S)
@@ -149,10 +155,11 @@ class RecoveryService:
                 with shown_by_a_run(work):
                     await run_flow_async(_flow_of(incident), flow_run=run, parameters={"incident": incident.id})
                 return
-        except Exception:  # whatever Prefect's trouble is, the recovery goes on without it
-            log.exception("the flow run of %s broke off: it is recorded later", incident.id)
+        except (Exception, PrefectSignal):  # whatever Prefect's trouble is, the recovery goes on without it
+            log.exception("the flow run of %s broke off", incident.id)
         await work.over()
-        self._unrecorded.append(incident.id)
+        if not work.has_failed and incident.id not in self._unrecorded:
+            self._unrecorded.append(incident.id)
 
     async def _new_run(self, incident: Incident) -> FlowRun | None:
         """A run of the deployment that no worker races for; None while Prefect or the deployment is away."""
@@ -168,7 +175,7 @@ class RecoveryService:
                 "name": f"{incident.kind} {headline(incident)} ({incident.id})",
                 "parameters": {"incident": incident.id},
                 "state": {"type": StateType.PENDING.value},
-                "idempotency_key": f"{incident.id}/{self._life}",
+                "idempotency_key": f"{incident.id}/{self._life}/{self._attempts[incident.id]}",
                 "tags": [incident.kind, *incident.jobs],
             }
             return await _created(client, f"/deployments/{deployment.id}/create_flow_run", wanted)
@@ -295,9 +302,9 @@ async def _main() -> None:
 
 def main() -> int:
     """`python -m flows.service`: serve until SIGTERM; exit code 2 for a wrong configuration."""
-    ours = logging.getLogger("unicron")  # Prefect has set up the root logger, for warnings
-    ours.setLevel(os.environ.get("UNICRON_LOG_LEVEL", "INFO"))
-    ours.addHandler(Overhearing())
+    for ours in map(logging.getLogger, ("unicron", "unicron_lib")):  # Prefect has set up the root logger, for warnings
+        ours.setLevel(os.environ.get("UNICRON_LOG_LEVEL", "INFO"))
+        ours.addHandler(Overhearing())
     try:
         asyncio.run(_main())
     except UserError as error:

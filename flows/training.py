@@ -25,6 +25,8 @@ from unicron_lib.domain.jobs import ENDED, JobSpec, JobState, JobStatus
 from unicron_lib.errors import StoreError, UnicronError, UserError
 
 LOOK_S = 0.5
+MOST_UNSHOWN = 256
+"""In a flood the run's page lacks the oldest reports; its log and the journal have all."""
 
 
 class JobFailed(UnicronError):
@@ -113,16 +115,28 @@ async def _for_ever(look: Callable[[], Awaitable[None]], pause_s: float) -> None
 
 async def _watch_ranks(name: str) -> None:
     """Node, process and exception health: what agents and controller observed of this job. It is journalled, then shown."""
-    async with asyncio.TaskGroup() as showing:
+    reported = deque[Act](maxlen=MOST_UNSHOWN)
+    showing = asyncio.create_task(_show_reports(reported))
 
-        async def look() -> None:
-            for observation in await services().controller.observations(job=name, wait_s=10.0):
-                report = Act(task=report_task, args=(observation,))
-                incident = await report.do()
-                get_run_logger().warning("%s at %s: incident %s", observation.body.type, observation.node, incident)
-                showing.create_task(report.show_if_possible())
+    async def look() -> None:
+        for observation in await services().controller.observations(job=name, wait_s=10.0):
+            report = Act(task=report_task, args=(observation,))
+            incident = await report.do()
+            get_run_logger().warning("%s at %s: incident %s", observation.body.type, observation.node, incident)
+            reported.append(report)
 
+    try:
         await _for_ever(look, pause_s=0.0)
+    finally:
+        showing.cancel()
+
+
+async def _show_reports(reported: deque[Act]) -> None:
+    """One after the other: what is to be journalled goes first."""
+    while True:
+        while reported:
+            await reported.popleft().show_if_possible()
+        await asyncio.sleep(LOOK_S / 4)
 
 
 async def _watch_stragglers(name: str) -> None:

@@ -283,7 +283,7 @@ def test_what_is_not_committed_does_not_count_and_keeps_no_memory(pair: SlotPair
         assert iterations(pair) == [2]
         raise ConnectionError
     assert iterations(pair) == [2]
-    assert (pair.directory / "0.slot").stat().st_size == 0
+    assert not (pair.directory / "0.slot").exists()
     receive(pair, 3)
     assert iterations(pair) == [3, 2]
 
@@ -321,6 +321,48 @@ def test_a_rank_that_has_a_slot_mapped_does_not_write_into_what_others_have_cut(
         raise ConnectionError
     write(pair, 3, num_bytes=size)
     assert pair.check((1, 3)).num_bytes == size
+
+
+def test_what_a_rank_has_mapped_is_never_cut(pair: SlotPair) -> None:
+    """Also between its look at the file and its first write: before, a receiver that broke off then had it killed."""
+    size = 3 * mmap.PAGESIZE
+    write(pair, 1, num_bytes=size)
+    write(pair, 2, num_bytes=size)
+    mapped = pair._mapped["0.slot"]
+    with suppress(ConnectionError), SlotPair(pair.directory).receiving(size):
+        raise ConnectionError
+    mapped.view[:] = bytes(len(mapped.view))
+    assert not mapped.is_at(pair.directory / "0.slot")
+
+
+def test_who_waited_for_a_slot_that_was_removed_meanwhile_takes_the_new_one(pair: SlotPair, monkeypatch) -> None:
+    write(pair, 1)
+    path, lock = pair.directory / "0.slot", slots._lock
+
+    def removed_first(descriptor: int, kind: int) -> bool:
+        monkeypatch.setattr(slots, "_lock", lock)
+        path.unlink()
+        return lock(descriptor, kind)
+
+    write(pair, 2)
+    monkeypatch.setattr(slots, "_lock", removed_first)
+    other = SlotPair(pair.directory)
+    write(other, 3)
+    assert other._mapped["0.slot"].is_at(path)
+    assert iterations(pair) == [3, 2]
+
+
+def test_memory_that_was_promised_is_promised_to_nobody_else(pair: SlotPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 64 * mmap.PAGESIZE
+    monkeypatch.setattr(slots, "room_of", lambda _: room(left=100 * mmap.PAGESIZE))
+    with SlotPair(pair.directory, "tp0of2-pp0of1").receiving(size) as first:
+        with pytest.raises(SlotError, match="no state is kept in memory: "), pair.receiving(size):
+            pytest.fail("both together are too much")
+        os.posix_fallocate(first.descriptor, 0, size)  # it has taken what it was promised: the rest is told by the room itself
+        with pair.receiving(size):
+            pass
+    with pair.receiving(size):
+        pass
 
 
 def test_memory_that_ends_while_a_state_comes_is_told(pair: SlotPair) -> None:

@@ -129,11 +129,16 @@ class Cudart:
 
     def __init__(self, refusal: int = 0) -> None:
         self.pinned: list[tuple[int, int]] = []
+        self.unpinned: list[int] = []
         self._refusal = refusal
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 - CUDA's own name
         self.pinned.append((address, size))
         return self._refusal + flags
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        self.unpinned.append(address)
+        return 0
 
 
 @pytest.mark.parametrize("refusal", [0, 2])
@@ -150,6 +155,21 @@ def test_each_slot_of_a_gpu_s_state_is_pinned_once(refusal: int, pair: SlotPair,
     assert len(addresses) == 2
     assert sorted(cudart.pinned) == sorted(addresses)
     assert len(caplog.records) == (2 if refusal else 0)
+
+
+def test_what_stood_in_for_a_slot_is_unpinned_before_its_address_may_be_another_s(pair: SlotPair, monkeypatch) -> None:
+    cudart = Cudart()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    mine = Snapshots(pair, SPEC)
+    for iteration in range(8):
+        claim = pair.claim(5000)
+        mine._pin(claim, torch.device("cuda", 0))
+        mine._complete([claim], (1, iteration), 0.5)
+        if iteration == 3:
+            (pair.directory / "0.slot").unlink()
+    assert len(cudart.pinned) == 4
+    assert cudart.unpinned == [address for address, _ in cudart.pinned[:2]]
+    assert len({address for address, _ in cudart.pinned[1:3]}) == 2, "what is pinned stays mapped"
 
 
 @pytest.mark.gpu

@@ -1,6 +1,8 @@
-"""How much host memory slots may take: pure but for `room_of`."""
+"""How much host memory slots may take: pure but for `room_of` and what is promised."""
 
 import os
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +34,35 @@ def shortage(wanted: int, room: Room) -> str:
         f"their file system, {room.available / 1e6:.0f} MB of memory are available, slots hold {room.held / 1e6:.0f} MB): "
         "enlarge it, or set `memory_interval: 0`"
     )
+
+
+class Promises:
+    """Memory that files of this process have been promised, and have not taken yet: by their descriptors."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sizes: dict[int, int] = {}
+
+    def make(self, descriptor: int, size: int, room: Callable[[], Room]) -> str:
+        """Promise a file what it needs to become so large; or why not, one sentence. Raises OSError."""
+        with self._lock:
+            more = _missing(descriptor, size)
+            reason = shortage(more + sum(_missing(*it) for it in self._sizes.items()), room()) if more else ""
+            if not reason:
+                self._sizes[descriptor] = size
+            return reason
+
+    def keep(self, descriptor: int) -> None:
+        """The file has what it will have, before it is closed."""
+        with self._lock:
+            self._sizes.pop(descriptor, None)
+
+
+PROMISES = Promises()
+
+
+def _missing(descriptor: int, size: int) -> int:
+    return max(0, size - os.fstat(descriptor).st_blocks * 512)
 
 
 def room_of(directory: Path, root: Path = Path("/")) -> Room:

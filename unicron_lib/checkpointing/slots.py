@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from unicron_lib.checkpointing.room import room_of, shortage
+from unicron_lib.checkpointing.room import PROMISES, room_of
 from unicron_lib.checkpointing.slot_digest import digest_of
 from unicron_lib.checkpointing.slot_header import HEADER_BYTES, PART, TRAVELLED_AT, Place, SlotHeader, decode, encode
 from unicron_lib.errors import SlotError
@@ -102,7 +102,7 @@ class SlotPair:
         Raises SlotError if both slots are in use, too, and where there is no memory for what is written.
         """
         try:
-            descriptor = self._first_free(HEADER_BYTES + num_bytes)
+            path, descriptor = self._first_free(HEADER_BYTES + num_bytes)
         except OSError as error:
             raise self._not_kept(error) from error
         claim = FileClaim(descriptor)
@@ -115,15 +115,16 @@ class SlotPair:
             raise self._not_kept(error) from error
         finally:
             if not claim.is_whole:
-                os.ftruncate(descriptor, 0)
+                path.unlink(missing_ok=True)  # not cut: a rank may have mapped it
+            PROMISES.keep(descriptor)
             _unlock(descriptor)
             os.close(descriptor)
 
-    def _first_free(self, size: int) -> int:
+    def _first_free(self, size: int) -> tuple[Path, int]:
         for path in self._in_turn():
             descriptor = self._open(path, size)
             if descriptor is not None:
-                return descriptor
+                return path, descriptor
         raise SlotError(f"both slots of {self.directory.name} are in use")
 
     def _in_turn(self) -> list[Path]:
@@ -148,9 +149,10 @@ class SlotPair:
     def _mapped_at(self, path: Path, size: int) -> "_Mapped | None":
         """A slot of that size, mapped and locked; None if somebody else uses it."""
         known = self._mapped.get(path.name)
-        if known and len(known.view) == size and known.is_at(path):
-            return known if _lock(known.descriptor, fcntl.LOCK_EX) else None
-        self._mapped.pop(path.name, None)
+        if known and len(known.view) == size and _lock(known.descriptor, fcntl.LOCK_EX):
+            if known.is_at(path):
+                return known
+            _unlock(known.descriptor)
         descriptor = self._open(path, size, is_all_there=True)
         if descriptor is None:
             return None
@@ -162,23 +164,24 @@ class SlotPair:
 
         What is to be mapped `is_all_there` now: later a write into what is not would kill the process.
         """
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if not _lock(descriptor, fcntl.LOCK_EX):
-            os.close(descriptor)
+        descriptor = _locked(path)
+        if descriptor is None:
             return None
         try:
-            self._refuse_shortage(size - os.fstat(descriptor).st_blocks * 512)
+            self._promise(descriptor, size)
             os.ftruncate(descriptor, size)
             if is_all_there:
                 os.posix_fallocate(descriptor, 0, size)
+                PROMISES.keep(descriptor)
         except BaseException:
+            PROMISES.keep(descriptor)
             path.unlink(missing_ok=True)
             os.close(descriptor)
             raise
         return descriptor
 
-    def _refuse_shortage(self, more: int) -> None:
-        if more > 0 and (reason := shortage(more, room_of(self.directory))):
+    def _promise(self, descriptor: int, size: int) -> None:
+        if reason := PROMISES.make(descriptor, size, lambda: room_of(self.directory)):
             raise SlotError(f"no state is kept in memory: {reason}")
 
     @contextmanager
@@ -263,7 +266,7 @@ class _Mapped:
         self.view = memoryview(mmap.mmap(descriptor, size))
 
     def is_at(self, path: Path) -> bool:
-        """Whether it is still the file of that name, and all there: who has received another state may have cut it."""
+        """Whether it is still the file of that name, and all there: who has begun to receive another state may have cut it."""
         try:
             found = os.fstat(self.descriptor)
             return os.path.samestat(found, path.stat()) and found.st_blocks * 512 >= found.st_size == len(self.view)
@@ -289,6 +292,19 @@ def _read_header(path: Path) -> SlotHeader | None:
             return decode(file.read(HEADER_BYTES))
     except OSError:
         return None
+
+
+def _locked(path: Path) -> int | None:
+    """A slot's file, made if need be, which nobody else uses; None if somebody does."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not _lock(descriptor, fcntl.LOCK_EX):
+            os.close(descriptor)
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        os.close(descriptor)  # its last user has removed it meanwhile
 
 
 def _lock(descriptor: int, kind: int) -> bool:

@@ -7,6 +7,9 @@ from unicron_lib.agent.rank_messages import RankFailed
 from unicron_lib.controller.liveness import Complaint
 from unicron_lib.detection.classify import classify
 
+KEPT_S = 60.0
+"""Only what comes at about the same time as a connection's end counts."""
+
 
 class Complaints:
     """The newest one of each node, of the newest generation of each job that has any."""
@@ -24,7 +27,8 @@ class Complaints:
         if body.generation >= newest:
             kept = told if body.generation == newest else {}
             mine = Complaint(job=body.job, generation=body.generation, rank=body.rank, reporter=observation.node, at=now)
-            self._jobs[body.job] = {**kept, observation.node: mine}
+            recent = {job: by for job, by in self._jobs.items() if max(map(_at, by.values())) > now - KEPT_S}
+            self._jobs = {**recent, body.job: {**kept, observation.node: mine}}
 
     def about(self, node: str, ranks: Iterable[RankInfo]) -> Complaint | None:
         """The newest one of another node that may be about these `ranks` of `node`."""

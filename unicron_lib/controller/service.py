@@ -129,7 +129,8 @@ class Controller:
         if not self.pending.has_room(node, boot):
             await link.close(TOO_MUCH, "too many observations without an answer: send them again, fewer at once")
             return False
-        self.complaints.hear(observation, now=time.monotonic())
+        if not self.pending.knows(observation.id):  # what is sent again is no news
+            self.complaints.hear(observation, now=time.monotonic())
         if not self.pending.add(observation, now=time.monotonic()):
             await self.hub.acknowledge(node, boot, (observation.seq,))
         self.bell.ring()

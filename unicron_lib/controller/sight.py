@@ -10,7 +10,7 @@ from unicron_lib.controller.liveness import DEFAULT_PATIENCE, GOODBYE, Contact
 BLIND_S = 60.0
 """How long more than half of the nodes, silent since the same moment, are not judged: ours, longer than a switch's restart."""
 QUIET_S = 2.0
-"""Two missed heartbeats: earlier than any node is suspect, so that nobody is judged before all are counted."""
+"""Two missed heartbeats: earlier than any silent node is suspect. One whose connection has ended is counted at once."""
 AT_ONCE_S = DEFAULT_PATIENCE.suspect_after_s
 """Nodes whose last words came within so long have fallen silent together."""
 REDIAL_S = 15.0

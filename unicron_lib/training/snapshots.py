@@ -17,7 +17,7 @@ import torch
 
 from unicron_lib.checkpointing.slot_digest import digest_of
 from unicron_lib.checkpointing.slot_header import Place, SlotHeader
-from unicron_lib.checkpointing.slots import Claim, SlotPair
+from unicron_lib.checkpointing.slots import IN_TURN, Claim, SlotPair
 from unicron_lib.checkpointing.tensors import pack_into, packed_bytes
 from unicron_lib.domain.jobs import JobSpec
 from unicron_lib.domain.plans import Layout
@@ -67,7 +67,7 @@ class Snapshots:
         self._spec = spec
         self._cadence = Cadence(interval=spec.memory_interval)
         self._thread: threading.Thread | None = None
-        self._pinned: set[int] = set()
+        self._pinned: dict[int, torch.Tensor] = {}  # what is registered stays mapped, or another one might get its address
 
     @property
     def is_busy(self) -> bool:
@@ -153,8 +153,13 @@ class Snapshots:
         memory = torch.frombuffer(claim.data, dtype=torch.uint8)
         if device.type != "cuda" or memory.data_ptr() in self._pinned:
             return
-        self._pinned.add(memory.data_ptr())
-        refusal = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), len(claim.data), 0)  # type: ignore[no-untyped-call]
+        cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        if len(self._pinned) == len(IN_TURN):  # one of their files has been replaced
+            for address in self._pinned:
+                cuda.cudaHostUnregister(address)
+            self._pinned.clear()
+        self._pinned[memory.data_ptr()] = memory
+        refusal = cuda.cudaHostRegister(memory.data_ptr(), len(claim.data), 0)
         if int(refusal):
             log.warning("a slot is not pinned: CUDA says %s", refusal)
 

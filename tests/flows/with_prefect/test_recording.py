@@ -11,6 +11,7 @@ from prefect.client.schemas.sorting import TaskRunSort
 from prefect_site import recovery_service, runs_of, until
 from test_prefect_events import all_over
 
+from flows import service
 from flows.acts import Act, Overhearing
 from flows.recording import Work, shown_by_a_run
 from flows.recovery import recover
@@ -18,6 +19,7 @@ from flows.response import respond
 from flows.service import RecoveryService
 from tasks.planning import complete, decide_plan, dismiss
 from unicron_lib.domain.recovery import decide
+from unicron_lib.errors import StoreError
 
 KINDS = ["plan", "drain", "stop", "restore", "launch", "resume", "complete"]
 
@@ -107,3 +109,27 @@ async def test_what_prefect_cannot_show_is_done_all_the_same(with_prefect, monke
     await act.show_if_possible()
     assert "Prefect did not show plan" in caplog.text
     assert plan.id in with_prefect.journal.refresh().plans
+
+
+async def test_an_answer_that_broke_off_is_no_recovery_in_prefect_either(with_prefect, monkeypatch):
+    """Its run fails as it did; what takes it up again has a run of its own."""
+    answer, broken = service.respond, []
+
+    async def breaks_once(call, *, incident):
+        if not broken:
+            broken.append(incident)
+            await until("the first run", lambda: runs_of("recover"))
+            raise StoreError("the store is away for a moment")
+        await answer(call, incident=incident)
+
+    monkeypatch.setattr(service, "respond", breaks_once)
+    monkeypatch.setattr(service, "SHOW_AFTER_S", 0.01)
+    async with recovery_service() as serving:
+        with_prefect.fail("f1")
+        await until("the recovery", lambda: all_over(with_prefect))
+
+        async def both_are_over():
+            return sorted(run.state.name for run in await runs_of("recover")) == ["Completed", "Failed"]
+
+        await until("both runs", both_are_over)
+        assert not serving._unrecorded
