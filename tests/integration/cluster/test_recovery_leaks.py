@@ -11,6 +11,8 @@ pytestmark = [pytest.mark.storm, pytest.mark.timeout(3600)]
 log = logging.getLogger(__name__)
 SIZES = {"big": 4, "small": 2}
 RECOVERIES = 50
+MOST_THREADS = 4
+"""An agent's pool gets its last threads when much happens at once; if each recovery left one, that were 44."""
 RANKS = [(job, rank) for job, size in SIZES.items() for rank in range(size)]
 """Each crashes once before it is counted: by then every agent has made what it makes once, such as its pool's threads."""
 
@@ -32,4 +34,7 @@ def test_fifty_recoveries_leak_neither_processes_nor_descriptors_nor_threads_nor
             log.warning("after %d recoveries: %s", number, settled)
     at_the_end = census(pair.site.cluster_id)
     log.warning("after %d recoveries: %s", RECOVERIES, at_the_end)
-    assert at_the_end.grown_since(settled) == {}
+    grown = at_the_end.grown_since(settled)
+    before, after = grown.pop("threads", (0, 0))
+    assert grown == {}
+    assert after - before <= MOST_THREADS
