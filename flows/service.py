@@ -136,21 +136,18 @@ class RecoveryService:
 
     async def _handle(self, incident: Incident) -> None:
         """Answer it at once; a flow run shows that as soon as Prefect has made one."""
+        self._attempts[incident.id] += 1
         work = Work()
-        task = asyncio.create_task(self._show(incident, work))
+        task = asyncio.create_task(self._show(incident, work, self._attempts[incident.id]))
         self._shows.add(task)
         task.add_done_callback(self._shows.discard)
-        try:
-            with work:
-                await respond(work.call, incident=incident.id)
-        except Exception:
-            self._attempts[incident.id] += 1
-            raise
+        with work:
+            await respond(work.call, incident=incident.id)
 
-    async def _show(self, incident: Incident, work: Work) -> None:
+    async def _show(self, incident: Incident, work: Work, attempt: int) -> None:
         await work.over(SHOW_AFTER_S)
         try:
-            run = await unless_busy(partial(self._new_run, incident))
+            run = await unless_busy(partial(self._new_run, incident, attempt))
             if run is not None:
                 with shown_by_a_run(work):
                     await run_flow_async(_flow_of(incident), flow_run=run, parameters={"incident": incident.id})
@@ -161,8 +158,8 @@ class RecoveryService:
         if not work.has_failed and incident.id not in self._unrecorded:
             self._unrecorded.append(incident.id)
 
-    async def _new_run(self, incident: Incident) -> FlowRun | None:
-        """A run of the deployment that no worker races for; None while Prefect or the deployment is away."""
+    async def _new_run(self, incident: Incident, attempt: int) -> FlowRun | None:
+        """A run of the deployment that no worker races for, one an attempt; None while Prefect or the deployment is away."""
         if not await prefect_answers():
             return None
         flow = _flow_of(incident)
@@ -175,7 +172,7 @@ class RecoveryService:
                 "name": f"{incident.kind} {headline(incident)} ({incident.id})",
                 "parameters": {"incident": incident.id},
                 "state": {"type": StateType.PENDING.value},
-                "idempotency_key": f"{incident.id}/{self._life}/{self._attempts[incident.id]}",
+                "idempotency_key": f"{incident.id}/{self._life}/{attempt}",
                 "tags": [incident.kind, *incident.jobs],
             }
             return await _created(client, f"/deployments/{deployment.id}/create_flow_run", wanted)
@@ -192,7 +189,7 @@ class RecoveryService:
 
     async def _record(self, name: str) -> bool:
         state = await asyncio.to_thread(services().journal.refresh)
-        run = await self._new_run(state.incidents[name])
+        run = await self._new_run(state.incidents[name], self._attempts[name])
         if run is None:
             return False
         told: State[None] = Completed(message=incident_markdown(state, name)[:4000])

@@ -30,7 +30,7 @@ async def two_jobs(site, monkeypatch):
     async def idle() -> None:
         await asyncio.Event().wait()
 
-    async def no_run(_self, _incident) -> None:
+    async def no_run(_self, _incident, _attempt) -> None:
         return None
 
     checks = ("keep_checked", "keep_launches_checked")

@@ -47,9 +47,9 @@ async def shown_of(run):
 async def test_a_recovery_is_over_before_its_run_is_made_and_shown_whole_afterwards(with_prefect, monkeypatch, overhearing):
     made, new_run = asyncio.Event(), RecoveryService._new_run
 
-    async def late(service, incident):
+    async def late(service, *args):
         await made.wait()
-        return await new_run(service, incident)
+        return await new_run(service, *args)
 
     monkeypatch.setattr(RecoveryService, "_new_run", late)
     async with recovery_service():
