@@ -128,6 +128,30 @@ async def test_each_incident_has_one_answer_however_often_the_service_looks(two_
     assert len(answers) == len(set(answers)) == 3
 
 
+async def test_the_controller_s_word_wakes_it(two_jobs, monkeypatch) -> None:
+    looked, news, look = asyncio.Event(), asyncio.Event(), RecoveryService._look
+
+    async def noted(recovery) -> float:
+        pause_s = await look(recovery)
+        looked.set()
+        return pause_s
+
+    async def acknowledged(_self, told=-1, *, wait_s=0.0) -> int:
+        await news.wait()
+        news.clear()
+        return told + 1
+
+    monkeypatch.setattr(RecoveryService, "_look", noted)
+    monkeypatch.setattr("fake_site.FakeController.acknowledged", acknowledged)
+    monkeypatch.setattr(service, "POLL_S", 10 * DEADLINE_S)
+    async with serving():
+        async with asyncio.timeout(DEADLINE_S):
+            await looked.wait()
+        fail(two_jobs, "f1", "gpt-a")
+        news.set()
+        await closed(two_jobs, 1)
+
+
 async def test_an_answer_that_breaks_off_is_taken_up_again(two_jobs, monkeypatch) -> None:
     answer, attempts = service.respond, []
 
