@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unicron_lib.checkpointing import slots
-from unicron_lib.checkpointing.room import Room, room_of, shortage
+from unicron_lib.checkpointing.room import Promises, Room, room_of, shortage
 from unicron_lib.checkpointing.slot_digest import BLOCK_BYTES, digest_of
 from unicron_lib.checkpointing.slot_header import HEADER_BYTES, MAGIC, SlotHeader, decode, encode, header_json
 from unicron_lib.checkpointing.slots import SlotPair
@@ -354,6 +354,7 @@ def test_who_waited_for_a_slot_that_was_removed_meanwhile_takes_the_new_one(pair
 
 def test_memory_that_was_promised_is_promised_to_nobody_else(pair: SlotPair, monkeypatch: pytest.MonkeyPatch) -> None:
     size = 64 * mmap.PAGESIZE
+    monkeypatch.setattr(slots, "PROMISES", Promises())
     monkeypatch.setattr(slots, "room_of", lambda _: room(left=100 * mmap.PAGESIZE))
     with SlotPair(pair.directory, "tp0of2-pp0of1").receiving(size) as first:
         with pytest.raises(SlotError, match="no state is kept in memory: "), pair.receiving(size):

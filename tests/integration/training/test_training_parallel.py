@@ -56,9 +56,10 @@ def test_the_replica_without_a_loss_goes_on_and_the_other_one_comes_back(
     ranks.launch(spec, 4, generation=2, kept={rank: (1, rank) for rank in parked})
     began = first(ranks, generation=2, world_size=4)
     if parked.keys() == set(survivors):
-        # a rank may have stepped while its siblings, the other half of its replica, were cut off before
+        # a rank may have stepped while its siblings, the other half of its replica, were cut off: before they were prepared to,
+        # or after, and then they step now
         newest = [max(p.iteration for rank, p in parked.items() if rank % 2 == place) for place in (0, 1)]
-        assert {p.iteration for p in began} == {min(newest) + 1}
+        assert {p.iteration for p in began} in [{min(newest) + 1}, {max(newest) + 1}]
         assert began[lost].source == f"rank {(lost + 2) % 4}"
     assert_undisturbed(ranks, spec, undisturbed, generation=2, world_size=4)
     assert "results of one micro-batch differ" not in ranks.logs()
