@@ -176,8 +176,8 @@ async def _restore(plan: Plan, step: Step) -> Result:
         repository = CheckpointRepository(services().store, step.job)
         _refuse_to_begin_anew(job, repository)
         anew = not job.restored and job.spec.load != "latest"
-        repository.fence(step.generation, anew=anew, up_to=job.rolled_back_to, forgets=not job.restored)
-        newest, skipped = repository.newest_complete(condemn=True)
+        counting = repository.fence(step.generation, anew=anew, up_to=job.rolled_back_to, forgets=not job.restored)
+        newest, skipped = repository.newest_complete(counting, condemn=True)
         saved = newest.iteration if newest else -1
         result: dict[str, Scalar] = {"batches_left_out": told(job.skipped)} if job.skipped else {}
         result |= {"manifest": newest.key if newest else None, "iteration": saved, "skipped": "; ".join(skipped)}
@@ -221,9 +221,8 @@ async def _launch(plan: Plan, step: Step) -> Result:
     state = await asyncio.to_thread(services().journal.refresh)
     restored = _result_of(plan, step.job, StepKind.RESTORE)
     spec = state.jobs[step.job].spec
-    opened = await _open_rendezvous(plan, step.job, spec)
+    opened, peers = await asyncio.gather(_open_rendezvous(plan, step.job, spec), memory.peers(state, assignment))
     manifest = restored.get("manifest")
-    peers = await memory.peers(state, assignment)
     commands = [
         LaunchRanks(
             step=f"{step.id}/{node}",

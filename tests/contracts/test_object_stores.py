@@ -87,11 +87,12 @@ def test_deleted_objects_are_gone(store: ObjectStore) -> None:
 def test_listing_is_ordered_and_begins_where_it_is_told(store: ObjectStore) -> None:
     keys = ["a/1", "a/10", "a/2", "a/b/c", "a-b", "b"]
     for key in keys:
-        store.put(key, b"")
+        store.put(key, key.encode())
     assert store.list("") == sorted(keys)
     assert store.list("a/") == ["a/1", "a/10", "a/2", "a/b/c"]
     assert store.list("a/1") == ["a/1", "a/10"]
     assert store.list("a/", start_after="a/10") == ["a/2", "a/b/c"]
+    assert list(store.sizes("a/").items()) == [(key, len(store.get(key))) for key in store.list("a/")]
     assert store.list("c/") == []
 
 

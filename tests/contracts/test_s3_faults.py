@@ -6,7 +6,9 @@ import random
 import threading
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
+import botocore.loaders
 import pytest
 from faulty_s3 import FaultyS3, Request, Server
 
@@ -242,3 +244,22 @@ def test_wrong_encryption_is_the_users_mistake(kind: str, key: str, told: str) -
 
 def test_certificates_are_verified() -> None:
     assert s3_client.make_client()._endpoint.http_session._verify
+
+
+def test_what_a_process_has_learnt_its_children_need_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    load = botocore.loaders.JSONFileLoader.load_file
+    monkeypatch.setattr(
+        botocore.loaders.JSONFileLoader, "load_file", lambda self, path: (read.append(path), load(self, path))[1]
+    )
+    monkeypatch.setattr(s3_client, "LOADER", botocore.loaders.create_loader())
+    s3_client.learn()
+    assert {"endpoints", "service-2", "endpoint-rule-set-1"} <= {Path(path).name for path in read}
+    read.clear()
+    s3_client.make_client()
+    assert "service-2" not in {Path(path).name for path in read}
+    assert sum(size_of(path) for path in read) < 50_000
+
+
+def size_of(path: str) -> int:
+    return sum(it.stat().st_size for it in Path(path).parent.glob(f"{Path(path).name}.json*"))

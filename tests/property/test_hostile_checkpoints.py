@@ -49,6 +49,10 @@ class Watched(MemoryStore):
         self.read.append(key)
         return len(super().get(key))
 
+    def sizes(self, prefix: str) -> dict[str, int]:
+        self.read.append(prefix)
+        return super().sizes(prefix)
+
 
 def saved() -> tuple[Watched, Manifest]:
     store = Watched()

@@ -68,5 +68,8 @@ class MemoryStore:
         check_prefix(prefix)
         return sorted(key for key in list(self.objects) if key.startswith(prefix) and key > start_after)
 
+    def sizes(self, prefix: str) -> dict[str, int]:
+        return {key: len(self.objects[key]) for key in self.list(prefix)}
+
     def delete(self, key: str) -> None:
         self.objects.pop(check_key(key), None)

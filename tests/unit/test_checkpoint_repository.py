@@ -277,6 +277,52 @@ def test_a_replaced_writer_collects_nothing(repository: CheckpointRepository) ->
     assert repository.iterations() == [3, 2, 1]
 
 
+def test_a_fence_tells_what_counts(repository: CheckpointRepository) -> None:
+    assert repository.fence(1) == ()
+    first, second = save(repository, 1), save(repository, 2)
+    assert repository.fence(2, up_to=1) == repository.fence(2) == (first.key,)
+    third = save(repository, 3, generation=2)
+    assert repository.fence(3) == (third.key, first.key)
+    assert repository.newest_complete(repository.fence(3)) == (third, [])
+    assert repository.newest_complete([second.key]) == (second, [])
+
+
+def test_who_is_second_to_write_a_fence_hears_what_the_first_one_said(store: FileStore) -> None:
+    """Two carry out one step: a checkpoint that only the second has listed does not count."""
+    repository = CheckpointRepository(store, "a")
+    first = save(repository, 1)
+
+    class Racing(FileStore):
+        def put_if_absent(self, key: str, data: bytes) -> bool:
+            if "/fences/" in key and "closing" not in key:
+                store.put(key, b'{"generation": 2, "admitted": ["%s"]}' % first.key.encode())
+            return super().put_if_absent(key, data)
+
+    save(repository, 2)
+    assert CheckpointRepository(Racing(Path(store.url.removeprefix("file://"))), "a").fence(2) == (first.key,)
+
+
+def test_however_many_shards_there_are_they_cost_one_request(tmp_path: Path) -> None:
+    class Counting(FileStore):
+        asked = 0
+
+        def size(self, key: str) -> int:
+            pytest.fail(f"one request for {key}")
+
+        def sizes(self, prefix: str) -> dict[str, int]:
+            self.asked += 1
+            return FileStore(tmp_path).sizes(prefix)
+
+    store = Counting(tmp_path)
+    repository = CheckpointRepository(store, "a")
+    repository.commit(prepare(repository, 1, num_ranks=20))
+    assert store.asked == 1
+    assert newest(repository) == 1
+    assert store.asked == 2
+    repository.collect(retain=1, generation=1)
+    assert store.asked == 3
+
+
 def test_fences_are_idempotent_and_only_rise(repository: CheckpointRepository) -> None:
     repository.fence(3)
     save(repository, 1, generation=3)

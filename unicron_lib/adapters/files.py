@@ -6,7 +6,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from unicron_lib.adapters.keys import check_key, check_prefix
@@ -104,6 +104,14 @@ class FileStore:
         with self._explained(prefix):
             keys = [self._key(path) for path in self._files(prefix) if not path.name.startswith(".")]
         return sorted(key for key in keys if key.startswith(prefix) and key > start_after)
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """The keys of `list`, in its order, with the bytes of each object."""
+        found = {}
+        for key in self.list(prefix):
+            with suppress(ObjectNotFound):  # deleted meanwhile
+                found[key] = self.size(key)
+        return found
 
     def delete(self, key: str) -> None:
         """Remove; no error if it is not there."""

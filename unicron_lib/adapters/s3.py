@@ -117,15 +117,22 @@ class S3Store:
 
     def list(self, prefix: str, *, start_after: str = "") -> list[str]:
         """Keys with that prefix in lexicographical order, only those after `start_after`."""
+        return [*self._listed(prefix, start_after)]
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """The keys of `list`, in its order, with the bytes of each object."""
+        return self._listed(prefix)
+
+    def _listed(self, prefix: str, start_after: str = "") -> dict[str, int]:
         first = f"{self._prefix}{start_after}" if start_after else ""
         whole = f"{self._prefix}{check_prefix(prefix)}"
 
-        def names(client: "S3Client") -> list[str]:
+        def found(client: "S3Client") -> list[tuple[str, int]]:
             pages = client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=whole, StartAfter=first)
-            return [item["Key"] for page in pages for item in page.get("Contents", ())]
+            return [(item["Key"], item["Size"]) for page in pages for item in page.get("Contents", ())]
 
         # directory buckets (S3 Express) do not list in order
-        return sorted(name.removeprefix(self._prefix) for name in self._ask(prefix, names))
+        return {name.removeprefix(self._prefix): size for name, size in sorted(self._ask(prefix, found))}
 
     def delete(self, key: str) -> None:
         """Remove; no error if it is not there."""

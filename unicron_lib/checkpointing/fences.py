@@ -54,9 +54,10 @@ class Fences:
         """Have older generations commit no more. Twice is fine."""
         self._store.put_if_absent(self._key(generation).removesuffix(".json") + CLOSING, b"{}")
 
-    def write(self, fence: Fence) -> None:
-        """Say what counts; the first to say so for a generation is right."""
-        self._store.put_if_absent(self._key(fence.generation), _fence.dump_json(fence))
+    def write(self, fence: Fence) -> Fence:
+        """Say what counts; the first to say so for a generation is right, and returned."""
+        key = self._key(fence.generation)
+        return fence if self._store.put_if_absent(key, _fence.dump_json(fence)) else self._read(key)
 
     def _keys(self) -> list[str]:
         return self._store.list(self._prefix)

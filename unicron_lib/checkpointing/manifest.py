@@ -47,6 +47,17 @@ class Shard:
         if self.slices and self.slices.keys() != set(self.tensors):
             raise ValueError(f"shard {self.key!r} has slices of other tensors than it holds")
 
+    @property
+    def folder(self) -> str:
+        """The prefix that the shards of its save share."""
+        return f"{self.key.rpartition('/')[0]}/"
+
+    def lacks(self, size: int | None) -> str:
+        """Why an object of that size (None: there is none) cannot be this shard; empty if it can."""
+        if size is None:
+            return f"shard {self.key} is missing"
+        return "" if size == self.num_bytes else f"shard {self.key} is damaged: it has {size} of {self.num_bytes} bytes"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:

@@ -12,14 +12,13 @@ exist for anybody (`fences.py`).
 
 import hashlib
 import logging
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 
+from unicron_lib.checkpointing.checkpoint_keys import folder_of, generation_of, place_of, sidecar_of
 from unicron_lib.checkpointing.fences import Fence, Fences
 from unicron_lib.checkpointing.manifest import (
-    LARGEST,
     LATER_FORMAT,
     Manifest,
     Shard,
@@ -34,8 +33,6 @@ from unicron_lib.checkpointing.store import Arrived, ObjectStore, ignore
 from unicron_lib.errors import CheckpointError, ObjectNotFound, StaleGeneration
 
 log = logging.getLogger(__name__)
-INVERTED = re.compile(r"/(?:manifests/[0-9]{10}-|fences/)([0-9]{10})(?:-closing)?\.json$")
-FOLDER = re.compile(r"jobs/[^/]+/shards/i(\d+)-g(\d+)-")
 DEADLINE_S = 600.0
 """How long the upload or download of one shard may take, all its repetitions included."""
 
@@ -69,10 +66,10 @@ class CheckpointRepository:
 
         Raises StoreError when that takes longer than the deadline. `data` must not change meanwhile.
         """
-        key = f"{self._folder(iteration, generation, save)}/r{rank}.safetensors"
+        key = f"{folder_of(self._root, iteration, generation, save)}/r{rank}.safetensors"
         digest = self._send(key, memoryview(data))
         shard = Shard(key=key, num_bytes=len(data), sha256=digest, tensors=tensors, slices=dict(slices))
-        self._store.put(_sidecar(key), dump_shard(shard))
+        self._store.put(sidecar_of(key), dump_shard(shard))
         return shard
 
     def _send(self, key: str, data: memoryview) -> str:
@@ -86,12 +83,12 @@ class CheckpointRepository:
 
     def find_shards(self, *, iteration: int, generation: int, save: str, num_ranks: int) -> tuple[Shard, ...] | None:
         """The shards of a save if all its ranks have written theirs, else None."""
-        folder = self._folder(iteration, generation, save)
+        folder = folder_of(self._root, iteration, generation, save)
         there = set(self._store.list(f"{folder}/"))
         keys = [f"{folder}/r{rank}.safetensors" for rank in range(num_ranks)]
-        if not all(_sidecar(key) in there for key in keys):
+        if not all(sidecar_of(key) in there for key in keys):
             return None
-        shards = tuple(parse_shard(self._store.get(_sidecar(key))) for key in keys)
+        shards = tuple(parse_shard(self._store.get(sidecar_of(key))) for key in keys)
         if [shard.key for shard in shards] != keys:
             raise CheckpointError(f"{folder}: sidecars name other shards")
         return shards
@@ -112,25 +109,27 @@ class CheckpointRepository:
         self._refuse_stale(manifest.generation, key=manifest.key)
         return manifest.key
 
-    def fence(self, generation: int, *, anew: bool = False, up_to: int | None = None, forgets: bool = False) -> None:
+    def fence(self, generation: int, *, anew: bool = False, up_to: int | None = None, forgets: bool = False) -> tuple[str, ...]:
         """From here on generations below `generation` commit nothing. Call it after draining them. Twice is fine.
+
+        Returns the keys of the manifests of theirs that count, the newest first.
 
         With `anew` nothing that they saved counts any more, with `up_to` nothing that is newer than that iteration. With
         `forgets` (and with these two) nothing that nodes have of them in memory does, now and later.
         Raises StaleGeneration if a newer one has been fenced already.
         """
+        self._fences.close(generation)
         newest, closing = self._fences.newest_and_closing()
         if closing > generation:
             raise StaleGeneration(f"job {self._job}: generation {generation} was replaced by {closing}")
         if newest and newest.generation == generation:
-            return
-        self._fences.close(generation)
-        keys = () if anew else tuple(self.manifest_keys())
+            return newest.admitted
+        keys = () if anew else tuple(self._counting(newest))
         if up_to is not None:
             keys = tuple(key for key in keys if parse_key(self._job, key)[0] <= up_to)
         before = newest.memory_from if newest else 0
         memory_from = generation if forgets or anew or up_to is not None else before
-        self._fences.write(Fence(generation=generation, admitted=keys, memory_from=memory_from))
+        return self._fences.write(Fence(generation=generation, admitted=keys, memory_from=memory_from)).admitted
 
     def memory_from(self) -> int:
         """The oldest generation whose states in the memory of nodes count."""
@@ -144,14 +143,15 @@ class CheckpointRepository:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def newest_complete(self, *, condemn: bool = False) -> tuple[Manifest | None, list[str]]:
+    def newest_complete(self, keys: Iterable[str] | None = None, *, condemn: bool = False) -> tuple[Manifest | None, list[str]]:
         """The newest checkpoint whose shards are all there in their sizes, and why newer ones were skipped.
 
-        With `condemn` those that are damaged are marked, so that nobody tries them again.
+        `keys` are those of the manifests that count, if they are known. With `condemn` those that are damaged are marked, so
+        that nobody tries them again.
         """
         skipped: list[str] = []
         condemned = self.condemned()
-        for key in self.manifest_keys():
+        for key in self.manifest_keys() if keys is None else keys:
             reason = condemned.get(key)
             if reason is None:
                 manifest, reason = self.look_at(key)
@@ -162,13 +162,16 @@ class CheckpointRepository:
             skipped.append(f"{key}: {reason}")
         return None, skipped
 
-    def look_at(self, key: str) -> tuple[Manifest | None, str]:
-        """The manifest under `key` if it can be read, and why the checkpoint cannot be used; empty if it looks right."""
+    def look_at(self, key: str, there: Mapping[str, int] | None = None) -> tuple[Manifest | None, str]:
+        """The manifest under `key` if it can be read, and why the checkpoint cannot be used; empty if it looks right.
+
+        `there` are the sizes of shards that have been listed since the manifest's key was.
+        """
         try:
             manifest = self.load_manifest(key)
         except CheckpointError as error:
             return None, str(error)
-        return manifest, self._incomplete(manifest)
+        return manifest, self._incomplete(manifest, there)
 
     def iterations(self) -> list[int]:
         """Of the checkpoints that count, the newest first; some may turn out to be incomplete."""
@@ -204,7 +207,7 @@ class CheckpointRepository:
 
     def load_shard(self, shard: Shard, *, arrived: Arrived = ignore) -> bytearray:
         """One shard's bytes, verified while they arrive; raises CheckpointError, or StoreError at the deadline."""
-        if reason := self._lacks(shard):
+        if reason := shard.lacks(self._size_of(shard)):
             raise CheckpointError(reason)
         data = bytearray(shard.num_bytes)
         view, digest, hashed = memoryview(data), hashlib.sha256(), 0
@@ -238,25 +241,28 @@ class CheckpointRepository:
         if closing > generation:
             return 0
         self._give_up_uploads(below=fence.generation if fence else 0)
-        kept, behind = self._split(retain, reach)
+        keys, there = self._counting(fence), self._store.sizes(f"{self._root}/shards/")
+        kept, behind = self._split(keys, there, retain, reach)
         doomed = [key for key in behind if parse_key(self._job, key)[1] <= generation]
         for key in doomed:
             self._store.delete(key)
             self._store.delete(self._condemned_key(key))
         if self._is_enough(kept, retain, reach):
-            self._delete_shards(before=kept[-1].iteration, generation=generation)
+            self._delete_shards(there, before=kept[-1].iteration, generation=generation)
         return len(doomed)
 
-    def _split(self, retain: int, reach: int | None) -> tuple[list[Manifest], list[str]]:
+    def _split(
+        self, keys: Iterable[str], there: Mapping[str, int], retain: int, reach: int | None
+    ) -> tuple[list[Manifest], list[str]]:
         """The newest complete checkpoints that are to stay, and the keys of all that are behind the last of them."""
         condemned = self.condemned()
         kept: list[Manifest] = []
         behind: list[str] = []
-        for key in self.manifest_keys():
+        for key in keys:
             if self._is_enough(kept, retain, reach):
                 behind.append(key)
             elif key not in condemned:
-                manifest, reason = self.look_at(key)
+                manifest, reason = self.look_at(key, there)
                 if manifest and not reason:
                     kept.append(manifest)
         return kept, behind
@@ -264,7 +270,7 @@ class CheckpointRepository:
     def _give_up_uploads(self, *, below: int) -> None:
         """Remove what writers of generations that were replaced have begun to write, and will not finish."""
         for key in self._store.unfinished(f"{self._root}/"):
-            generation = _generation_of(key)
+            generation = generation_of(key)
             if generation is not None and generation < below:
                 self._store.give_up(key)
 
@@ -272,24 +278,26 @@ class CheckpointRepository:
     def _is_enough(kept: list[Manifest], retain: int, reach: int | None) -> bool:
         return len(kept) >= retain and (reach is None or kept[-1].iteration <= reach)
 
-    def _delete_shards(self, *, before: int, generation: int) -> None:
-        for key in self._store.list(f"{self._root}/shards/"):
-            place = _place_of(key)
+    def _delete_shards(self, there: Iterable[str], *, before: int, generation: int) -> None:
+        for key in there:
+            place = place_of(key)
             if place and place[0] < before and place[1] <= generation:
                 self._store.delete(key)
 
     # --- keys and fences -------------------------------------------------------------------------------------------
 
-    def _incomplete(self, manifest: Manifest) -> str:
-        """Why the checkpoint cannot be loaded, empty if it looks right from outside."""
-        return next((reason for shard in manifest.shards if (reason := self._lacks(shard))), "")
+    def _incomplete(self, manifest: Manifest, there: Mapping[str, int] | None = None) -> str:
+        """Why the checkpoint cannot be loaded, empty if it looks right from outside: `there` are the sizes of its shards."""
+        if there is None:
+            folders = {shard.folder for shard in manifest.shards}
+            there = {key: size for folder in folders for key, size in self._store.sizes(folder).items()}
+        return next((reason for shard in manifest.shards if (reason := shard.lacks(there.get(shard.key)))), "")
 
-    def _lacks(self, shard: Shard) -> str:
+    def _size_of(self, shard: Shard) -> int | None:
         try:
-            size = self._store.size(shard.key)
+            return self._store.size(shard.key)
         except ObjectNotFound:
-            return f"shard {shard.key} is missing"
-        return "" if size == shard.num_bytes else f"shard {shard.key} is damaged: it has {size} of {shard.num_bytes} bytes"
+            return None
 
     def condemned(self) -> dict[str, str]:
         """The reasons against checkpoints that must not be used, by their manifests' keys."""
@@ -305,11 +313,13 @@ class CheckpointRepository:
 
     def saves(self) -> set[tuple[int, int]]:
         """Iteration and generation of everything that shards are there of."""
-        return {place for key in self._store.list(f"{self._root}/shards/") if (place := _place_of(key))}
+        return {place for key in self._store.list(f"{self._root}/shards/") if (place := place_of(key))}
 
     def manifest_keys(self) -> list[str]:
         """Keys of the manifests that count, newest first."""
-        fence = self._fences.newest()
+        return self._counting(self._fences.newest())
+
+    def _counting(self, fence: Fence | None) -> list[str]:
         return [key for key in self.all_manifest_keys() if fence is None or key in fence.admitted or self._is_since(fence, key)]
 
     def _is_since(self, fence: Fence, key: str) -> bool:
@@ -323,24 +333,3 @@ class CheckpointRepository:
         is_admitted = fence is not None and fence.generation == closing and key in fence.admitted
         if closing > generation and not is_admitted:
             raise StaleGeneration(f"job {self._job}: generation {generation} was replaced by {closing}, nothing was saved")
-
-    def _folder(self, iteration: int, generation: int, save: str) -> str:
-        return f"{self._root}/shards/i{iteration:010d}-g{generation}-{save}"
-
-
-def _sidecar(key: str) -> str:
-    return key.removesuffix(".safetensors") + ".json"
-
-
-def _generation_of(key: str) -> int | None:
-    """Who writes under a key of shards, manifests or fences, None if that cannot be told."""
-    if place := _place_of(key):
-        return place[1]
-    inverted = INVERTED.search(key)
-    return LARGEST - int(inverted[1]) if inverted else None
-
-
-def _place_of(key: str) -> tuple[int, int] | None:
-    """Iteration and generation of the save that a shard's key belongs to, None if it is no such key."""
-    match = FOLDER.match(key)
-    return (int(match[1]), int(match[2])) if match else None

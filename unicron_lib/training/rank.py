@@ -20,6 +20,7 @@ import torch
 
 # imported here so that ranks, forked from a process that has imported this module, need not
 import unicron_lib.adapters.s3  # noqa: F401
+from unicron_lib.adapters.s3_client import learn
 from unicron_lib.agent.beats import BeatWriter
 from unicron_lib.agent.error_file import leave_error
 from unicron_lib.agent.rank_messages import RankFailed, RankHello, RankParked
@@ -41,6 +42,8 @@ from unicron_lib.training.term import Term
 
 log = logging.getLogger(__name__)
 TERMINATED = 143
+
+learn()  # here for the same reason
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cache
 
 import torch
 
@@ -37,6 +38,8 @@ RETRY_S = 2.0
 """Pause between attempts to save the last checkpoint: a finished job waits for its store."""
 POLL_S = 0.02
 _DRAIN, _PARK = b"drain", b"park"
+_store_at = cache(open_store)
+"""A process that lives on keeps its connections."""
 
 
 class Term:
@@ -46,7 +49,7 @@ class Term:
         self._env = env
         self._link = link
         self._beats = beats
-        self._repository = CheckpointRepository(open_store(env.store_url), env.job)
+        self._repository = CheckpointRepository(_store_at(env.store_url), env.job)
         self._saver = Saver(self._repository, env)
         self._work = Work(env.spec, replica=env.place.dp, num_replicas=env.layout.dp, skipped=env.skipped)
         self._fallback_iteration, self._fallback_generation = (
