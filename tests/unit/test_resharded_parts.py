@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from elastic_world import Generation
-from kept_world import NODES, KeptWorld, kept_job
+from kept_world import NODES, KeptWorld, kept_job, one
 from layout_world import train
 from memory_peers import Fault
 from test_kept_parts import assert_undisturbed
@@ -15,6 +15,9 @@ from test_kept_parts import assert_undisturbed
 from unicron_lib.checkpointing.slots import SlotPair
 from unicron_lib.checkpointing.tensors import unpack
 from unicron_lib.domain.plans import Layout
+from unicron_lib.training.effort import Effort
+from unicron_lib.training.handover import Fallback, hand_over
+from unicron_lib.training.peers import Alone
 from unicron_lib.training.rank import Rank
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -103,14 +106,42 @@ def spoil(part: SlotPair, place: tuple[int, int]) -> None:
     claim.commit(header)
 
 
-def test_what_a_rank_had_done_in_another_layout_is_given_up(tmp_path: Path) -> None:
+def test_what_a_rank_had_done_in_another_layout_is_accounted_for(tmp_path: Path) -> None:
     world = KeptWorld(kept_job(*WHOLE), tmp_path, replicas=2)
     env = world._environment(0, 2, node="")
     rank = Rank(env, None)
     whole = rank._memory_for(env)
     whole.effort.begin(3, [0, 1, 2])
     whole.effort.finish(1)
+    whole.effort.prepare(5)
+    whole.was_in, whole.given_up = 5, 2
     assert rank._memory_for(env) is whole
     part = rank._memory_for(replace(env, tp=2))
     assert part is not whole
-    assert part.given_up == 1
+    assert part.effort == Effort(iteration=3, done={1})
+    assert (part.was_in, part.given_up, part.position.is_whole) == (5, 2, False)
+
+
+@pytest.mark.parametrize(("saved", "lost"), [(2, 3), (3, 2)])
+def test_of_what_it_had_done_there_is_lost_what_the_checkpoint_does_not_have(tmp_path: Path, saved: int, lost: int) -> None:
+    """It waited in the all-reduce at whose end others have stepped, and saved."""
+    world = KeptWorld(kept_job(1, 1), tmp_path)
+    assert world.live(one())
+    (memory,) = world.people.values()
+    memory.effort, memory.was_in, memory.given_up = Effort(iteration=3, done={1}), 5, 2
+    memory.position.is_whole = False
+    state = {name: tensor.clone() for name, tensor in memory.replica.state().items()}
+
+    def load() -> float:
+        memory.replica.load(state)
+        return 1.0
+
+    origin = hand_over(
+        Alone(),
+        memory,
+        node="n",
+        generation=6,
+        num_micro_batches=world.spec.num_micro_batches,
+        fallback=Fallback(iteration=saved, name="manifest", load=load, generation=5),
+    )
+    assert (origin.source, origin.discarded_micro_batches) == ("manifest", lost)

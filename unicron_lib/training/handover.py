@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -57,8 +58,8 @@ class Memory:
 
     That was `saved_at` (monotonic), or the process began then.
     `came_from` tells where a state is from that this process has not computed. With `is_recheck_off` the job's kernels are
-    known not to be deterministic. `was_in` is the last generation into which the rank came, -1 for none. Since then it has
-    `given_up` so many complete micro-batches, for a state from elsewhere or for another layout.
+    known not to be deterministic. `was_in` is the last generation into which the rank came, -1 for none. So many complete
+    micro-batches it has `given_up` for a state from elsewhere since an iteration's end has told of them.
     """
 
     replica: Replica
@@ -72,6 +73,12 @@ class Memory:
     doubt: Doubt = field(default_factory=Doubt)
     was_in: int = NONE
     given_up: int = 0
+
+    @property
+    def account(self) -> dict[str, Any]:
+        """What a memory in another layout takes over: nothing that is of use there, only what it is to tell of."""
+        done = Effort(iteration=self.effort.iteration, done=self.effort.done)
+        return {"effort": done, "was_in": self.was_in, "given_up": self.given_up}
 
 
 def hand_over(
@@ -97,6 +104,7 @@ def hand_over(
     memory.saved = fallback.iteration
     started = time.monotonic()
     if agreed.loads_fallback:
+        _give_up(memory, agreed.discards[peers.rank])
         _load(memory, fallback, generation)
         copied_bytes = 0
     else:
@@ -107,9 +115,9 @@ def hand_over(
         copy_s=time.monotonic() - started if copied_bytes else 0.0,
         kept_micro_batches=len(agreed.keeps[peers.rank]),
         recomputed_micro_batches=len(agreed.in_place_of_lost[peers.rank]),
-        discarded_micro_batches=memory.given_up + len(agreed.discards[peers.rank]),
+        discarded_micro_batches=memory.given_up,
     )
-    memory.came_from, memory.was_in, memory.given_up = "", generation, 0
+    memory.came_from, memory.was_in = "", generation
     log.info("rank %d goes on after iteration %d: %s", peers.rank, memory.position.iteration, origin)
     return origin
 
@@ -151,10 +159,15 @@ def _source(agreed: Agreement, rank: int, memory: Memory, fallback: Fallback) ->
     return memory.came_from or "own memory" if source is None else f"rank {source}"
 
 
+def _give_up(memory: Memory, discards: frozenset[int]) -> None:
+    """Forget what was done of the iteration under way; `discards` of it are in no state."""
+    memory.given_up += len(memory.effort.done & discards)
+    memory.effort.clear()
+
+
 def _load(memory: Memory, fallback: Fallback, generation: int) -> None:
     position = memory.position
     position.is_whole = False
-    memory.effort.clear()
     if fallback.iteration < 0:
         memory.replica.initialize()
         position.loss = 0.0
@@ -173,7 +186,7 @@ def _copy_state(peers: Peers, memory: Memory, agreed: Agreement) -> int:
                 send_checked(peers, flats, rank)
         elif source is not None and rank == peers.rank:
             memory.position.is_whole = False
-            memory.effort.clear()
+            _give_up(memory, agreed.discards[rank])
             with memory.replica.filling() as flats:
                 received = receive_checked(peers, flats, source)
             position = memory.position
@@ -184,14 +197,16 @@ def _copy_state(peers: Peers, memory: Memory, agreed: Agreement) -> int:
 
 def _resume(peers: Peers, memory: Memory, agreed: Agreement) -> int:
     """Take up the iteration under way, if there is one; returns the bytes received."""
-    replica, effort = memory.replica, memory.effort
+    replica, effort, discards = memory.replica, memory.effort, agreed.discards[peers.rank]
     if not agreed.is_resumed:
-        effort.clear()
+        _give_up(memory, discards)
         return 0
     if effort.iteration != agreed.iteration + 1:
+        _give_up(memory, discards)
         replica.begin()
         effort.begin(agreed.iteration + 1, ())
     elif effort.done != agreed.keeps[peers.rank]:
+        memory.given_up += len(effort.done & discards)
         replica.clear_buckets(but=effort.reduced)
         effort.done = set()
     received = sum(_share_bucket(peers, memory, agreed, number) for number in sorted(agreed.reduced))

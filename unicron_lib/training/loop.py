@@ -245,6 +245,7 @@ class Loop:
             compute_s=compute_s,
             grad_norm=reduced.grad_norm,
         )
+        self._memory.given_up = 0  # the first of a generation tells of it
         if (iteration + 1) % self._spec.log_interval == 0:
             done, samples = iteration + 1, (iteration + 1) * self._spec.global_batch_size
             log.info(

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import unicron_lib.training.quiet  # before anything that imports torch
@@ -120,10 +120,9 @@ class Rank:
         """What the rank has, if it is in the same place of the same layout as before; else room for what it will have."""
         if self._memory is None or not self._memory.replica.siblings.has(env.layout, env.place):
             device = self._memory.replica.device if self._memory else groups.choose_device(env.local_rank)
-            given_up = self._memory.given_up + len(self._memory.effort.done) if self._memory else 0
+            account = self._memory.account if self._memory else {}
             self._memory = None  # before there is room for another one
-            self._memory = _fresh(env, device)
-            self._memory.given_up = given_up
+            self._memory = replace(_fresh(env, device), **account)
         return self._memory
 
     def _say(self, interruption: Interruption) -> None:
