@@ -84,6 +84,15 @@ def test_deleted_objects_are_gone(store: ObjectStore) -> None:
     assert store.put_if_absent("a/b", b"two")
 
 
+def test_a_file_that_is_nobodys_object_is_in_nobodys_way(tmp_path: Path) -> None:
+    url = (tmp_path / "store").as_uri()
+    create_store(url)
+    store = open_store(url)
+    store.put("a/b", b"one")
+    (tmp_path / "store" / "a" / "README copy.txt").write_text("an editor's")
+    assert store.sizes("a/") == {"a/README copy.txt": 11, "a/b": 3}
+
+
 def test_listing_is_ordered_and_begins_where_it_is_told(store: ObjectStore) -> None:
     keys = ["a/1", "a/10", "a/2", "a/b/c", "a-b", "b"]
     for key in keys:

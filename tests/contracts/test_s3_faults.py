@@ -195,6 +195,21 @@ def test_small_requests_outlive_expired_credentials(s3: FaultyS3, store: S3Store
     assert s3.fired
 
 
+def test_rotated_keys_are_read_for_the_next_request(s3: FaultyS3, store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old ones may be wrong for good: nothing is repeated, but a process that lives for days finds the new ones."""
+    upload(store)
+    s3.fault = lambda it: ("status", 403, "InvalidAccessKeyId") if it.access_key == "first-key" else None
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "second-key")
+    with pytest.raises(StoreError, match="InvalidAccessKeyId"):
+        store.get("a")
+    with pytest.raises(StoreError, match="InvalidAccessKeyId"):
+        upload(store)
+    fired = len(s3.fired)
+    assert store.get("a") == DATA
+    upload(store)
+    assert len(s3.fired) == fired
+
+
 @pytest.mark.parametrize("fault", [("status", 403, "AccessDenied"), ("status", 404, "NoSuchBucket")], ids=lambda it: it[2])
 def test_what_no_repetition_cures_is_told_at_once(s3: FaultyS3, store: S3Store, fault: tuple) -> None:
     s3.fault = lambda request: fault if request.what == "begin" else None
@@ -252,13 +267,16 @@ def test_what_a_process_has_learnt_its_children_need_not_read(monkeypatch: pytes
     monkeypatch.setattr(
         botocore.loaders.JSONFileLoader, "load_file", lambda self, path: (read.append(path), load(self, path))[1]
     )
-    monkeypatch.setattr(s3_client, "LOADER", botocore.loaders.create_loader())
+    s3_client.known.cache_clear()
     s3_client.learn()
     assert {"endpoints", "service-2", "endpoint-rule-set-1"} <= {Path(path).name for path in read}
     read.clear()
     s3_client.make_client()
     assert "service-2" not in {Path(path).name for path in read}
     assert sum(size_of(path) for path in read) < 50_000
+    places = list(s3_client.known().search_paths)
+    s3_client.make_client()
+    assert s3_client.known().search_paths == places
 
 
 def size_of(path: str) -> int:

@@ -287,6 +287,26 @@ def test_a_fence_tells_what_counts(repository: CheckpointRepository) -> None:
     assert repository.newest_complete([second.key]) == (second, [])
 
 
+def test_a_restart_that_comes_late_condemns_nothing_that_was_retired(repository: CheckpointRepository) -> None:
+    """A step may be carried out twice: the second time when the generation has saved, and removed what was before."""
+    save(repository, 1)
+    repository.fence(2)
+    later = save(repository, 2, generation=2)
+    repository.collect(retain=1, generation=2)
+    assert repository.newest_complete(repository.fence(2), condemn=True) == (later, [])
+    assert repository.condemned() == {}
+
+
+def test_what_is_no_manifest_is_left_alone(repository: CheckpointRepository, store: FileStore) -> None:
+    first, second = save(repository, 1), save(repository, 2)
+    store.put(f"{second.key}.bak", b"an operator's")
+    empty_manifest(store, second)
+    assert repository.newest_complete(condemn=True)[0] == first
+    save(repository, 3)
+    repository.collect(retain=1, generation=1)
+    assert store.list("jobs/a/manifests/")[1:] == [f"{second.key}.bak"]
+
+
 def test_who_is_second_to_write_a_fence_hears_what_the_first_one_said(store: FileStore) -> None:
     """Two carry out one step: a checkpoint that only the second has listed does not count."""
     repository = CheckpointRepository(store, "a")

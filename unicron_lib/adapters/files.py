@@ -108,9 +108,10 @@ class FileStore:
     def sizes(self, prefix: str) -> dict[str, int]:
         """The keys of `list`, in its order, with the bytes of each object."""
         found = {}
-        for key in self.list(prefix):
-            with suppress(ObjectNotFound):  # deleted meanwhile
-                found[key] = self.size(key)
+        with self._explained(prefix):
+            for key in self.list(prefix):
+                with suppress(FileNotFoundError):  # deleted meanwhile
+                    found[key] = (self._root / key).stat().st_size
         return found
 
     def delete(self, key: str) -> None:

@@ -5,6 +5,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
 import boto3
@@ -19,7 +20,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
     SSLError,
 )
-from botocore.loaders import create_loader
+from botocore.loaders import Loader, create_loader
 
 from unicron_lib.adapters.limits import Limit
 from unicron_lib.errors import UserError
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"})
+REPLACED = frozenset({"InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"})
+"""The keys may have been rotated: what was asked is refused, but the next request goes with what the chain has then."""
 PASSING = frozenset({"SlowDown", "RequestTimeout", "RequestTimeTooSkewed", "InternalError", "BadDigest", "Throttling"})
 """Codes that another attempt may cure, beside all of 5xx and 429; BadDigest is what a bit that flipped on its way gives."""
 FOR_GOOD = (SSLError, NoCredentialsError, PartialCredentialsError, ParamValidationError)
@@ -35,9 +38,6 @@ REFUSALS = 5
 """A server that refuses connections is down, unlike one that answers slowly: after so many in a row it is given up."""
 BACK_OFF_S = (0.1, 5.0)
 SSE = ("AES256", "aws:kms", "aws:kms:dsse")
-
-LOADER = create_loader()
-"""What boto3 knows of S3 is in large files: read once for all clients of a process."""
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -58,15 +58,23 @@ def make_client(*, attempts: int = 4, silence_s: float = 20) -> "S3Client":
     )
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     session = botocore.session.Session()
-    session.register_component("data_loader", LOADER)
-    return boto3.session.Session(botocore_session=session, region_name=region).client("s3", config=config)
+    session.register_component("data_loader", known())
+    client = boto3.session.Session(botocore_session=session, region_name=region).client("s3", config=config)
+    known().search_paths[:] = dict.fromkeys(known().search_paths)  # each session of boto3's adds its own directory
+    return client
+
+
+@cache
+def known() -> Loader:
+    """What boto3 knows of S3, which is in large files: read once for all clients of a process."""
+    return create_loader(botocore.session.Session().get_config_variable("data_path"))
 
 
 def learn() -> None:
     """Read what clients need to know, so that processes forked from this one need not."""
-    LOADER.load_data("endpoints")
+    known().load_data("endpoints")
     for kind in ("service-2", "endpoint-rule-set-1"):
-        LOADER.load_service_model("s3", kind)
+        known().load_service_model("s3", kind)
 
 
 def encryption(env: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -108,12 +116,18 @@ class Connection:
                 log.warning("the store's credentials have expired: they are read anew, and the request is repeated")
                 self._client = make_client(attempts=self._attempts)
 
+    def _forget(self, client: "S3Client", error: Exception) -> None:
+        with self._lock:
+            if self._client is client and isinstance(error, ClientError) and code_of(error) in REPLACED:
+                self._client = None
+
     def ask(self, call: "Callable[[S3Client], T]") -> T:
         """What `call` returns; once more with new credentials if they have expired."""
         client = self.client
         try:
             return call(client)
         except ClientError as error:
+            self._forget(client, error)
             if code_of(error) not in EXPIRED:
                 raise
         self.renew(client)
@@ -127,6 +141,7 @@ class Connection:
             try:
                 return call(client)
             except (ClientError, BotoCoreError, OSError) as error:
+                self._forget(client, error)
                 refusals = refusals + 1 if isinstance(error, EndpointConnectionError) else 0
                 pause_s = random.uniform(0.5, 1.5) * back_off_s  # noqa: S311 - jitter, no secret
                 if not may_pass(error) or refusals >= REFUSALS or pause_s >= limit.left_s:

@@ -112,18 +112,18 @@ class CheckpointRepository:
     def fence(self, generation: int, *, anew: bool = False, up_to: int | None = None, forgets: bool = False) -> tuple[str, ...]:
         """From here on generations below `generation` commit nothing. Call it after draining them. Twice is fine.
 
-        Returns the keys of the manifests of theirs that count, the newest first.
+        Returns the keys of the manifests that count now, the newest first.
 
         With `anew` nothing that they saved counts any more, with `up_to` nothing that is newer than that iteration. With
         `forgets` (and with these two) nothing that nodes have of them in memory does, now and later.
-        Raises StaleGeneration if a newer one has been fenced already.
+        Raises StaleGeneration if a newer one has been fenced already: what it has written by then means nothing.
         """
         self._fences.close(generation)
         newest, closing = self._fences.newest_and_closing()
         if closing > generation:
             raise StaleGeneration(f"job {self._job}: generation {generation} was replaced by {closing}")
         if newest and newest.generation == generation:
-            return newest.admitted
+            return tuple(self._counting(newest))
         keys = () if anew else tuple(self._counting(newest))
         if up_to is not None:
             keys = tuple(key for key in keys if parse_key(self._job, key)[0] <= up_to)
@@ -320,13 +320,14 @@ class CheckpointRepository:
         return self._counting(self._fences.newest())
 
     def _counting(self, fence: Fence | None) -> list[str]:
-        return [key for key in self.all_manifest_keys() if fence is None or key in fence.admitted or self._is_since(fence, key)]
+        return [key for key in self.all_manifest_keys() if self._counts(key, fence)]
 
-    def _is_since(self, fence: Fence, key: str) -> bool:
+    def _counts(self, key: str, fence: Fence | None) -> bool:
         try:
-            return parse_key(self._job, key)[1] >= fence.generation
-        except CheckpointError:
+            generation = parse_key(self._job, key)[1]
+        except CheckpointError:  # somebody else has put it there
             return False
+        return fence is None or key in fence.admitted or generation >= fence.generation
 
     def _refuse_stale(self, generation: int, *, key: str | None) -> None:
         fence, closing = self._fences.newest_and_closing()
