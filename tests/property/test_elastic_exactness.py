@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,20 @@ def test_a_hundred_iterations_in_float32_end_within_a_millionth(undisturbed: typ
     ]
     world = check(spec, undisturbed, plans, tolerance=1e-6)
     assert len(world.fired) == 5
+
+
+late = st.builds(replace, faults, at=st.integers(0, 400), kind=st.just("kill"))
+long_lives = st.lists(st.builds(replace, generations, faults=st.tuples(late)), min_size=1, max_size=5)
+
+
+@pytest.mark.storm
+@settings(quiet, max_examples=30)
+@given(plans=long_lives)
+def test_a_hundred_iterations_in_float32_end_within_a_millionth_in_a_storm(
+    undisturbed: type_of_run, plans: list[Generation]
+) -> None:
+    spec = small_job(params_dtype="float32", train_iters=100, save_interval=30, lr=1e-4, min_lr=1e-5)
+    check(spec, undisturbed, plans, tolerance=1e-6)
 
 
 def test_replicas_of_mixed_precision_stay_equal_bit_by_bit(undisturbed: type_of_run) -> None:

@@ -91,6 +91,27 @@ def test_a_script_that_parks_goes_on_in_the_same_process_after_the_last_step_tha
     cluster.check_journal()
 
 
-def _begins(plan, generation: int) -> bool:
-    own = plan.assignment_of("parks")
+@pytest.mark.storm
+def test_a_script_that_parks_outlives_the_loss_of_a_node(cluster, tmp_path):
+    known = set(cluster.state.incidents)
+    first = submitted(cluster, "loses", ddp_file(tmp_path, "loses", max_gpus=4))
+    assignment = cluster.state.jobs["loses"].assignment
+    assert (assignment.num_gpus, len(assignment.nodes)) == (4, 2)
+    before, node = pids_of(cluster, "loses"), assignment.nodes[-1]
+    cluster.cli("inject", "node-loss", node)
+    cluster.until("a new generation", lambda state: state.jobs["loses"].generation > first)
+    cluster.wait("ranks elsewhere", lambda: len(set(pids_of(cluster, "loses").values()) - set(before.values())) == 2)
+    assert len(set(pids_of(cluster, "loses").values()) & set(before.values())) == 2
+    finished(cluster, "loses")
+    assert ErrorKind.NODE_LOST in {it.kind for it in cluster.new_failures(known) if "loses" in it.jobs}
+    healed = next(it for it in cluster.state.plans.values() if _begins(it.plan, first + 1, "loses"))
+    results = {step.kind: healed.results[step.id] for step in healed.plan.steps}
+    assert results[StepKind.LAUNCH]["from"] == "memory of 2 ranks"
+    assert results[StepKind.RESUME]["went_on_after"] == results[StepKind.DRAIN]["iteration"]
+    cluster.bring_back()
+    cluster.check_journal()
+
+
+def _begins(plan, generation: int, job: str = "parks") -> bool:
+    own = plan.assignment_of(job)
     return own is not None and own.generation == generation
