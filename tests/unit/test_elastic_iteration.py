@@ -153,13 +153,21 @@ def test_who_comes_back_with_what_others_have_done_again_meanwhile_tells_that_it
     assert_ends_as(world, expected)
 
 
-@pytest.mark.parametrize("at", range(2, 22))
-def test_what_is_lost_in_a_hand_over_that_breaks_off_is_told_by_the_next_one(world, expected, at: int) -> None:
-    """Once, wherever it breaks off: when what was done is given up already, and when it is not yet."""
+@pytest.mark.parametrize(
+    ("at", "given_up"),
+    [
+        pytest.param(0, 0, id="before they agree"),
+        *(pytest.param(at, 2, id=f"amid the copy ({at})") for at in (1, 4)),
+        *(pytest.param(at, 2, id=f"in the first iteration ({at})") for at in (5, 15)),
+        pytest.param(16, 0, id="once it is told"),
+    ],
+)
+def test_what_is_lost_in_a_hand_over_that_breaks_off_is_told_by_the_next_one(world, expected, at: int, given_up: int) -> None:
     world.live(Generation(size=4, faults=(Fault(rank=0, at=COMPUTED),)))
     world.live(Generation(size=2, absent=frozenset({0}), faults=(Fault(rank=0, at=COMPUTED + 4),)))
     told = len(world.said)
     world.live(Generation(size=2, faults=(Fault(rank=1, at=at, kind="cut"),)))
+    assert [memory.given_up for memory in world.people.values()] == [given_up, 0]
     assert world.live(Generation(size=2))
     assert sum(p.discarded_micro_batches for p in world.said[told:] if p in first_of(world, p.generation)) == 2
     assert_ends_as(world, expected)
