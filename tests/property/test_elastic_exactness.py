@@ -104,6 +104,7 @@ def test_who_checks_results_on_the_way_is_never_alarmed(
 
 
 @pytest.mark.storm
+@pytest.mark.timeout(1500)
 @settings(quiet, max_examples=400)
 @given(plans=schedules)
 def test_a_job_ends_as_if_nothing_had_happened_in_a_storm(undisturbed: type_of_run, plans: list[Generation]) -> None:
@@ -127,6 +128,7 @@ long_lives = st.lists(st.builds(replace, generations, faults=st.tuples(late)), m
 
 
 @pytest.mark.storm
+@pytest.mark.timeout(1500)
 @settings(quiet, max_examples=30)
 @given(plans=long_lives)
 def test_a_hundred_iterations_in_float32_end_within_a_millionth_in_a_storm(

@@ -86,6 +86,7 @@ def test_a_job_of_cut_replicas_ends_as_if_nothing_had_happened(pools, undisturbe
 
 
 @pytest.mark.storm
+@pytest.mark.timeout(1500)
 @settings(quiet, max_examples=300)
 @given(kind=st.sampled_from(KINDS), plans=schedules)
 def test_a_job_of_cut_replicas_ends_as_if_nothing_had_happened_in_a_storm(
