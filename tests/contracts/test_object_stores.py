@@ -1,5 +1,7 @@
 """What every object store must do; S3 (by a local server), the directory and the tests' own pass the same tests."""
 
+import errno
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -82,6 +84,24 @@ def test_deleted_objects_are_gone(store: ObjectStore) -> None:
     store.delete("a/b")
     assert store.list("") == []
     assert store.put_if_absent("a/b", b"two")
+
+
+def test_a_full_disk_is_told_and_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = (tmp_path / "store").as_uri()
+    create_store(url)
+    store = open_store(url)
+    store.put("a/b", b"one")
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match="No space left on device"):
+        store.put("a/b", b"two")
+    with pytest.raises(StoreError, match="No space left on device"):
+        store.upload("a/c", memoryview(b"three"), deadline_s=10)
+    monkeypatch.undo()
+    assert (store.get("a/b"), store.list(""), store.unfinished("")) == (b"one", ["a/b"], [])
 
 
 def test_a_file_that_is_nobodys_object_is_in_nobodys_way(tmp_path: Path) -> None:

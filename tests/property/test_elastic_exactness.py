@@ -135,7 +135,8 @@ def test_a_hundred_iterations_in_float32_end_within_a_millionth_in_a_storm(
     undisturbed: type_of_run, plans: list[Generation]
 ) -> None:
     spec = small_job(params_dtype="float32", train_iters=100, save_interval=30, lr=1e-4, min_lr=1e-5)
-    check(spec, undisturbed, plans, tolerance=1e-6)
+    world = check(spec, undisturbed, plans, tolerance=1e-6)
+    event(f"{len(world.fired)} faults")
 
 
 def test_replicas_of_mixed_precision_stay_equal_bit_by_bit(undisturbed: type_of_run) -> None:
